@@ -1,12 +1,17 @@
-"""Resolved: the ceilings that the hardware decided at start, each with its reason. Limits: what may change while serving.
+"""Resolved: the ceilings decided at start, each with its reason. Limits: what may change while serving.
 
-Asked (EngineConfig) ≠ resolved (Resolved) ≠ live (Limits). Stdlib only. `Limits` is replaced whole between two steps and
-has one writer, the daemon's arbiter. It must not measure anything itself: measured figures are handed in.
+Asked (EngineConfig) ≠ resolved (Resolved) ≠ live (Limits). Stdlib only. `Limits` is replaced whole between two steps
+and has one writer, the daemon's arbiter. It must not measure anything itself: measured figures are handed in as
+`engine.machine.MachineFacts`. Enter at `resolve`; `memory_plan` is its split of the memory as a table for people.
 """
 
 from dataclasses import dataclass, field, fields, replace
 
-from engine.errors import ConfigError
+from engine.config import EngineConfig
+from engine.errors import ConfigError, DoesNotFit
+from engine.kv.layout import block_bytes, blocks_for
+from engine.machine import MachineFacts
+from engine.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +80,251 @@ class Resolved:
             "kv_blocks": self.kv_blocks,
             "spec_depth": self.spec_depth,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One line of the memory plan: who owns how many bytes, and why so many."""
+
+    owner: str  # runtime | weights | activations | workspace | kv | headroom
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Defaults:
+    """What a device gets unasked."""
+
+    rows: int
+    step_tokens: int
+    prefill_chunk: int  # while others decode
+    kv_share: float  # of the available memory that the pool may take when nobody gave a limit
+
+
+_DEFAULTS = {
+    "cpu": _Defaults(rows=64, step_tokens=512, prefill_chunk=32, kv_share=0.25),
+    "cuda": _Defaults(rows=256, step_tokens=8192, prefill_chunk=512, kv_share=0.9),
+}
+_HEADROOM = 0.05  # of the limit, for what no plan foresees
+_LEAST_ROWS, _LEAST_STEP_TOKENS = 4, 32
+_COMFORT_TOKENS = 4096  # an automatic context shorter than this is worth fewer rows
+_PARTIAL_PREFILLS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """What one shape of step (rows x tokens) leaves for the pool, and the longest context it can hold."""
+
+    rows: int
+    step_tokens: int
+    context: int  # 0 = not even one block
+    activation_bytes: int  # at that context
+    limit_bytes: int
+    limit_reason: str
+    kv_blocks: int
+
+    @property
+    def shape(self) -> str:
+        return f"{self.rows} rows x {self.step_tokens} tokens a step"
+
+
+def resolve(config: EngineConfig, manifest: Manifest, machine: MachineFacts) -> tuple[Resolved, Limits]:
+    """The ceilings for this model on this machine, and the limits to begin with. Pure.
+
+    Raises DoesNotFit naming the largest context that fits (or the least limit that would do); ConfigError for a
+    context beyond what the model was made for.
+    """
+    longest = manifest.spec.max_position
+    asked = config.max_model_len
+    if asked and asked > longest:
+        raise ConfigError(
+            f"max_model_len={asked} is more than the {longest} positions that {manifest.name} was made for",
+            f"use {longest} or less, or leave it out",
+        )
+    fits = [_fit(config, manifest, machine, *shape) for shape in _shapes(config, machine.device)]
+    wanted = asked or min(longest, _COMFORT_TOKENS)
+    longest_fit = max(fits, key=lambda f: (f.context, -f.activation_bytes))
+    fit = next((f for f in fits if f.context >= wanted), longest_fit)
+    if fit.context < (asked or 1):
+        raise _does_not_fit(config, manifest, machine, fit)
+    return _settle(config, manifest, machine, fit, shrunk_from=None if fit is fits[0] else fits[0])
+
+
+def memory_plan(resolved: Resolved) -> list[PlanRow]:
+    """The split of the limit by owner; the rows sum to `resolved.memory_limit_bytes`."""
+    why = resolved.reasons
+    rows = [
+        PlanRow("runtime", resolved.runtime_bytes, why["runtime_bytes"]),
+        PlanRow("weights", resolved.weights_bytes, why["weights_bytes"]),
+        PlanRow("activations", resolved.activation_bytes, why["activation_bytes"]),
+        PlanRow("workspace", resolved.workspace_bytes, why["workspace_bytes"]),
+        PlanRow("kv", resolved.kv_blocks * resolved.kv_block_bytes, why["kv_blocks"]),
+    ]
+    rest = resolved.memory_limit_bytes - sum(row.bytes for row in rows)
+    return [*rows, PlanRow("headroom", rest, "for what no plan foresees, and what the pool has no use for")]
+
+
+def readable(count: int) -> str:
+    """Bytes for people: 1.2 GiB, 340 MiB, 12 KiB."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(count) >= size:
+            return f"{count / size:.1f} {unit}" if abs(count) < 10 * size else f"{count / size:.0f} {unit}"
+    return f"{count} B"
+
+
+def _shapes(config: EngineConfig, device: str) -> list[tuple[int, int]]:
+    """(rows, step tokens) to try, best first. Only what was not asked for shrinks."""
+    defaults = _DEFAULTS[device]
+    tokens = config.max_num_batched_tokens or defaults.step_tokens
+    rows = config.max_num_seqs or min(defaults.rows, tokens)
+    shapes = [(rows, tokens)]
+    while True:
+        if config.max_num_batched_tokens is None:
+            tokens = max(_LEAST_STEP_TOKENS, tokens // 2)
+        if config.max_num_seqs is None:
+            rows = max(min(_LEAST_ROWS, tokens), rows // 2)
+        if (rows, tokens) == shapes[-1]:
+            return shapes
+        shapes.append((rows, tokens))
+
+
+def _fit(config: EngineConfig, manifest: Manifest, machine: MachineFacts, rows: int, tokens: int) -> _Fit:
+    per_block = block_bytes(manifest.spec, config.block_size, machine.dtype)
+    longest = config.max_model_len or manifest.spec.max_position
+    fixed = machine.runtime_bytes + machine.weights_bytes + machine.workspace_bytes
+
+    def at(context: int) -> _Fit:
+        activation = machine.activation.peak(tokens, rows, context)
+        limit, reason = _limit(config, machine, fixed + activation)
+        blocks = max(0, int(limit * (1 - _HEADROOM)) - fixed - activation) // per_block
+        return _Fit(
+            rows=rows,
+            step_tokens=tokens,
+            context=context,
+            activation_bytes=activation,
+            limit_bytes=limit,
+            limit_reason=reason,
+            kv_blocks=min(blocks, rows * blocks_for(longest, config.block_size)),
+        )
+
+    # Longer contexts need more blocks and leave fewer: the largest that holds itself is found by bisection.
+    low, high = 0, blocks_for(longest, config.block_size)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if at(middle * config.block_size).kv_blocks >= middle else (low, middle - 1)
+    return at(min(low * config.block_size, longest))
+
+
+def _limit(config: EngineConfig, machine: MachineFacts, planned_bytes: int) -> tuple[int, str]:
+    """The bytes that all of inferd may take on the device, and who said so. `planned_bytes`: all but the pool."""
+    bounds = [(machine.total_bytes, f"all of {machine.device_name}")]
+    if machine.cgroup_limit_bytes is not None:
+        bounds.append((machine.cgroup_limit_bytes, "the control group's limit"))
+    if config.memory_limit_bytes is not None:
+        bounds.append((config.memory_limit_bytes, "asked for (--memory-limit)"))
+    limit, reason = min(bounds)
+    if len(bounds) == 1:
+        share = _DEFAULTS[machine.device].kv_share
+        pool = int(machine.available_bytes * share)
+        unasked = int((planned_bytes + pool) / (1 - _HEADROOM))
+        if unasked < limit:
+            return unasked, (
+                f"no limit was given, so KV takes at most {share:.0%} of the {readable(machine.available_bytes)} "
+                "available now; --memory-limit gives it more or less"
+            )
+    return limit, reason
+
+
+def _does_not_fit(config: EngineConfig, manifest: Manifest, machine: MachineFacts, fit: _Fit) -> DoesNotFit:
+    limit = f"{readable(fit.limit_bytes)} ({fit.limit_reason})"
+    parts = (
+        f"runtime {readable(machine.runtime_bytes)}, weights {readable(machine.weights_bytes)}, "
+        f"activations {readable(fit.activation_bytes)} for {fit.shape}"
+    )
+    if fit.context:
+        return DoesNotFit(
+            f"a context of {config.max_model_len} tokens does not fit into {limit}: {parts}",
+            f"the largest that fits is --max-model-len {fit.context}",
+        )
+    needed = machine.runtime_bytes + machine.weights_bytes + machine.workspace_bytes + fit.activation_bytes
+    needed += block_bytes(manifest.spec, config.block_size, machine.dtype) * blocks_for(
+        config.max_model_len or config.block_size, config.block_size
+    )
+    least_mib = int(needed / (1 - _HEADROOM) / (1 << 20)) + 1
+    return DoesNotFit(
+        f"{manifest.name} does not fit into {limit}: {parts}, and nothing is left for KV",
+        f"give it at least --memory-limit {least_mib}MiB, or a smaller model",
+    )
+
+
+def _settle(
+    config: EngineConfig, manifest: Manifest, machine: MachineFacts, fit: _Fit, shrunk_from: _Fit | None
+) -> tuple[Resolved, Limits]:
+    spec = manifest.spec
+    resolved = Resolved(
+        device=machine.device,
+        dtype=machine.dtype,
+        kv_dtype=machine.dtype,
+        threads=machine.threads,
+        block_size=config.block_size,
+        rows=fit.rows,
+        step_tokens=fit.step_tokens,
+        max_model_len=config.max_model_len or fit.context,
+        kv_blocks=fit.kv_blocks,
+        memory_limit_bytes=fit.limit_bytes,
+        weights_bytes=machine.weights_bytes,
+        kv_block_bytes=block_bytes(spec, config.block_size, machine.dtype),
+        workspace_bytes=machine.workspace_bytes,
+        activation_bytes=fit.activation_bytes,
+        runtime_bytes=machine.runtime_bytes,
+        prefix_cache=config.prefix_cache,
+        reasons=_reasons(config, manifest, machine, fit, shrunk_from),
+    )
+    limits = Limits(
+        max_num_seqs=resolved.rows,
+        max_num_batched_tokens=resolved.step_tokens,
+        prefill_chunk=min(_DEFAULTS[machine.device].prefill_chunk, resolved.step_tokens),
+        max_partial_prefills=min(_PARTIAL_PREFILLS, resolved.rows),
+        context_limit=resolved.max_model_len,
+        kv_blocks=resolved.kv_blocks,
+    )
+    return resolved, limits.within(resolved)
+
+
+def _reasons(
+    config: EngineConfig, manifest: Manifest, machine: MachineFacts, fit: _Fit, shrunk_from: _Fit | None
+) -> dict[str, str]:
+    """A sentence for every field of Resolved, for somebody tired."""
+    longest = manifest.spec.max_position
+    default = f"the default on {machine.device}"
+    if shrunk_from:
+        default = f"lowered from {shrunk_from.shape}, so that a longer context fits"
+    if config.max_model_len:
+        context = "asked for (--max-model-len)"
+    elif fit.context >= longest:
+        context = f"all {longest} positions that the model was made for"
+    else:
+        context = f"the longest that fits into {readable(fit.limit_bytes)}; the model could do {longest}"
+    whole = config.max_model_len or longest
+    enough = fit.kv_blocks == fit.rows * blocks_for(whole, config.block_size)
+    return {
+        "device": machine.device_name,
+        "dtype": machine.dtype_reason,
+        "kv_dtype": "as the activations",
+        "threads": machine.threads_reason,
+        "block_size": "tokens a block: the unit of KV allocation and of prefix reuse",
+        "rows": "asked for (--max-num-seqs)" if config.max_num_seqs else default,
+        "step_tokens": "asked for (--max-num-batched-tokens)" if config.max_num_batched_tokens else default,
+        "max_model_len": context,
+        "kv_blocks": f"{fit.rows} rows of {whole} tokens; more would lie idle"
+        if enough
+        else f"what the limit leaves: {fit.kv_blocks * config.block_size} tokens over all requests",
+        "memory_limit_bytes": fit.limit_reason,
+        "weights_bytes": f"{manifest.parameters / 1e6:.0f} M parameters as {machine.dtype}",
+        "kv_block_bytes": f"{config.block_size} tokens x {manifest.spec.num_layers} layers x keys and values",
+        "workspace_bytes": "buffers that live as long as the engine",
+        "activation_bytes": f"the largest step: {fit.shape}, logits and prompt log-probabilities included",
+        "runtime_bytes": "interpreter and libraries of the engine, and the daemon",
+        "prefix_cache": "on" if config.prefix_cache else "switched off",
+        "spec_depth": "no draft model",
+    }

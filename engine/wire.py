@@ -13,6 +13,17 @@ import msgspec
 
 from engine.budget import Limits, Resolved
 from engine.request import Output, Request
+from telemetry.events import AnyEvent, Event
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """The one line of JSON on the engine's standard input. The pipe then stays open: its end is the daemon's end."""
+
+    config: dict[str, Any]  # engine.config.EngineConfig
+    commands: str  # ZeroMQ endpoints, bound by the daemon
+    telemetry: str
+    engine_id: str
+    daemon_pid: int
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -114,6 +125,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 Reply = Ready | Outputs | LimitsSet | Answer | Fault | Ended
 
 _encoder = msgspec.msgpack.Encoder()
+_events = msgspec.msgpack.Decoder(list[AnyEvent])
 _commands = msgspec.msgpack.Decoder(Command)
 _replies = msgspec.msgpack.Decoder(Reply)
 
@@ -130,3 +142,13 @@ def decode_command(frame: bytes) -> Command:
 def decode_reply(frame: bytes) -> Reply:
     """Raises msgspec.DecodeError for anything that is no reply."""
     return _replies.decode(frame)
+
+
+def encode_events(events: list[Event]) -> bytes:
+    """One frame of the telemetry socket."""
+    return _encoder.encode(events)
+
+
+def decode_events(frame: bytes) -> list[Event]:
+    """Raises msgspec.DecodeError for anything that is no list of events."""
+    return _events.decode(frame)

@@ -1,0 +1,251 @@
+"""EngineLife: one engine process from exec to its end, with its pipe, its two sockets and its last words.
+
+It owns these resources and gives every one of them back when `run` returns; it must not know streams, restarts or
+limits. Enter at `run`, which returns how the process ended and never raises for it.
+
+The commands socket is read on the event loop through its descriptor: no task and no thread hop per message. ZeroMQ's
+descriptor is edge-triggered, so whoever touches the socket reads until nothing is left. The telemetry socket is read by
+a thread of its own, so that events are never on the way of tokens.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from daemon.oom import oom_kills
+from engine import wire
+from engine.config import EngineConfig
+from engine.errors import ConfigError, DoesNotFit, EngineFault, InferdError, ModelError
+from telemetry.events import Event
+
+log = logging.getLogger("inferd.engine")
+
+_LAST_LINES = 40
+_TELEMETRY_POLL_MS = 100
+_ENDPOINT_BYTES = 100  # of the 108 that a unix socket's path may have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How an engine ended. `cause` is one of telemetry.events.INCIDENT_CAUSES; `orderly`: it said so itself."""
+
+    cause: str
+    detail: str
+    exit_code: int  # negative: killed by that signal
+    orderly: bool = False
+    fault: wire.Fault | None = None
+    last_lines: tuple[str, ...] = ()
+
+    def error(self) -> InferdError:
+        """The same as an error for whoever waits for the engine."""
+        if self.fault is None:
+            return EngineFault(f"the engine ended: {self.detail}")
+        kinds: dict[int, type[InferdError]] = {
+            ConfigError.exit_code: ConfigError,
+            ModelError.exit_code: ModelError,
+            DoesNotFit.exit_code: DoesNotFit,
+        }
+        return kinds.get(self.fault.exit_code, EngineFault)(self.fault.message, self.fault.hint)
+
+
+class EngineLife:
+    """`on_reply` is called on the loop, `on_events` in the telemetry thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runtime_dir: Path,
+        on_reply: Callable[[wire.Reply], None],
+        on_events: Callable[[list[Event]], None],
+    ) -> None:
+        self.engine_id = uuid.uuid4().hex[:8]
+        self._config = config
+        self._on_reply = on_reply
+        self._on_events = on_events
+        self._directory = _socket_directory(runtime_dir, self.engine_id)
+        self._context = zmq.Context()
+        self._commands = self._bind(zmq.PAIR, "c", high_water=0)
+        self._telemetry = self._bind(zmq.PULL, "t", high_water=256)
+        self._descriptor = int(self._commands.getsockopt(zmq.FD))
+        self._loop = asyncio.get_running_loop()
+        self._process: asyncio.subprocess.Process | None = None
+        self._exited = asyncio.Event()
+        self._over = threading.Event()
+        self._killed_here = False
+        self._ended = False
+        self._fault: wire.Fault | None = None
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+
+    async def run(self, argv: Sequence[str] | None = None, env: dict[str, str] | None = None) -> Death:
+        """Start the process, pass its messages on until it ends, clean up."""
+        kills_before = oom_kills()
+        reader = threading.Thread(target=self._read_telemetry, name="engine-telemetry", daemon=True)
+        try:
+            process = self._process = await self._spawn(argv, env)
+            if self._killed_here:  # while it was being started
+                process.kill()
+            reader.start()
+            self._loop.add_reader(self._descriptor, self._drain_commands)
+            await asyncio.gather(self._boot(process), self._log_output(process))
+            exit_code = await process.wait()
+            self._drain_commands()  # its last words
+        except OSError as error:
+            return Death(cause="crash", detail=f"the engine could not be started: {error}", exit_code=127)
+        finally:
+            self._close(reader)
+        return self._death(exit_code, oom_kills() - kills_before)
+
+    def send(self, command: wire.Command) -> bool:
+        """Never blocks. False: the engine is gone (its end is on its way to `run`)."""
+        try:
+            self._commands.send(wire.encode(command), zmq.NOBLOCK)
+        except zmq.ZMQError:  # no peer any more, or the socket is closed
+            return False
+        # Sending may have swallowed the descriptor's edge for a message that came in meanwhile.
+        if int(self._commands.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self._drain_commands)
+        return True
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Wait for the end of the process, but not longer."""
+        try:
+            await asyncio.wait_for(self._exited.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs; also takes effect on a process that is only being started."""
+        self._killed_here = True
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _spawn(self, argv: Sequence[str] | None, env: dict[str, str] | None) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(argv or (sys.executable, "-m", "engine.process")),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=env,
+        )
+
+    async def _boot(self, process: asyncio.subprocess.Process) -> None:
+        boot = wire.Boot(
+            config=self._config.to_dict(),
+            commands=f"ipc://{self._directory}/c",
+            telemetry=f"ipc://{self._directory}/t",
+            engine_id=self.engine_id,
+            daemon_pid=os.getpid(),
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it died already: its exit says more
+            process.stdin.write(msgspec.json.encode(boot) + b"\n")
+            await process.stdin.drain()
+
+    async def _log_output(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        with contextlib.suppress(ValueError):  # a line longer than the stream's limit: the rest is of no use either
+            async for line in process.stdout:
+                text = line.decode("utf-8", errors="replace").rstrip()
+                self._last_lines.append(text)
+                log.info("%s", text)
+
+    def _drain_commands(self) -> None:
+        """Every message that is there."""
+        while not self._over.is_set():
+            try:
+                frame = self._commands.recv(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return
+            try:
+                reply = wire.decode_reply(frame)
+            except msgspec.DecodeError as error:
+                log.error("a message of the engine was dropped: %s", error)
+                continue
+            if isinstance(reply, wire.Fault):
+                self._fault = reply
+            elif isinstance(reply, wire.Ended):
+                self._ended = True
+            self._on_reply(reply)
+
+    def _read_telemetry(self) -> None:
+        """The telemetry thread: until the life is over."""
+        while not self._over.is_set():
+            if not self._telemetry.poll(_TELEMETRY_POLL_MS):
+                continue
+            try:
+                events = wire.decode_events(self._telemetry.recv(zmq.NOBLOCK))
+            except (msgspec.DecodeError, zmq.Again) as error:
+                log.error("a telemetry frame was dropped: %s", error)
+                continue
+            self._on_events(events)
+
+    def _death(self, exit_code: int, oom_kills_since: int) -> Death:
+        orderly = self._ended and exit_code == 0
+        cause, detail = "crash", f"exit code {exit_code}"
+        if orderly:
+            cause, detail = "drained", "it finished its work"
+        elif exit_code == -signal.SIGKILL:
+            cause = "oom_killed" if oom_kills_since > 0 else "killed"
+            detail = "killed by the kernel: out of memory" if oom_kills_since > 0 else "killed (SIGKILL)"
+            if self._killed_here:
+                detail = "killed by the daemon, as it did not end by itself"
+        elif exit_code < 0:
+            detail = f"killed by {signal.Signals(-exit_code).name}"
+        elif self._fault is not None:
+            cause = "oom" if self._fault.code == "out_of_memory" else "crash"
+            detail = self._fault.message
+        elif self._last_lines:
+            detail += f", last words: {self._last_lines[-1]}"
+        return Death(
+            cause=cause,
+            detail=detail,
+            exit_code=exit_code,
+            orderly=orderly,
+            fault=self._fault,
+            last_lines=tuple(self._last_lines),
+        )
+
+    def _bind(self, kind: int, name: str, high_water: int) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.set_hwm(high_water)
+        socket.bind(f"ipc://{self._directory}/{name}")
+        return socket
+
+    def _close(self, reader: threading.Thread) -> None:
+        self._over.set()
+        self._exited.set()
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()  # `run` was cancelled
+        if reader.ident is not None:
+            reader.join()
+        with contextlib.suppress(ValueError):
+            self._loop.remove_reader(self._descriptor)
+        self._commands.close(linger=0)
+        self._telemetry.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _socket_directory(runtime_dir: Path, engine_id: str) -> Path:
+    """A private directory for the sockets of one life; elsewhere, if the path would be too long for the kernel."""
+    directory = runtime_dir / f"engine-{engine_id}"
+    if len(os.fsencode(directory)) + 2 > _ENDPOINT_BYTES:
+        return Path(tempfile.mkdtemp(prefix="inferd-"))
+    directory.mkdir(mode=0o700, parents=True)
+    return directory
