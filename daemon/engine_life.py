@@ -70,7 +70,7 @@ class EngineLife:
         config: EngineConfig,
         runtime_dir: Path,
         on_reply: Callable[[wire.Reply], None],
-        on_events: Callable[[list[Event]], None],
+        on_events: Callable[[Sequence[Event]], None],
     ) -> None:
         self.engine_id = uuid.uuid4().hex[:8]
         self._config = config

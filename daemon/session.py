@@ -307,7 +307,7 @@ class EngineSession:
             if not waiting.done():
                 waiting.set_result(answer)
 
-    def _on_events(self, events: list[Event]) -> None:
+    def _on_events(self, events: Sequence[Event]) -> None:
         """In the telemetry thread."""
         for event in events:
             if isinstance(event, StepReport):

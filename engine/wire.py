@@ -7,6 +7,7 @@ It owns the message types and their framing, not the sockets. No torch. Flow con
 more than `EngineConfig.output_credit` tokens that were not acknowledged by `Ack`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -149,6 +150,6 @@ def encode_events(events: list[Event]) -> bytes:
     return _encoder.encode(events)
 
 
-def decode_events(frame: bytes) -> list[Event]:
+def decode_events(frame: bytes) -> Sequence[Event]:
     """Raises msgspec.DecodeError for anything that is no list of events."""
     return _events.decode(frame)

@@ -1,0 +1,128 @@
+"""An engine process without a model: the real process, loop, scheduler and wire around a FakeRunner.
+
+`argv(...)` is what `EngineSession(argv=...)` wants. Faults are planted by options, so that each test says what goes
+wrong. Torch-free: starts in about 0.2 s.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+if __name__ == "__main__":  # run by path: the repository's root is not on the import path yet
+    sys.path[0] = str(Path(__file__).parents[2])
+
+from engine.budget import Limits, Resolved
+from engine.config import EngineConfig
+from engine.errors import CorruptModel, DoesNotFit, EngineFault, InferdError, OutOfMemory
+from engine.plan import StepPlan, StepResult
+from engine.process import Loaded, main
+from tests.fakes.runner import FakeRunner
+
+_LOAD_FAULTS: dict[str, type[InferdError]] = {"corrupt": CorruptModel, "fit": DoesNotFit, "engine": EngineFault}
+
+
+def argv(**options: float | str) -> list[str]:
+    """The command line of a fake engine: argv(step_s=0.01, die_at_step=5)."""
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [sys.executable, str(Path(__file__)), *words]
+
+
+def fake_resolved(config: EngineConfig, kv_blocks: int = 1024, rows: int = 256) -> tuple[Resolved, Limits]:
+    """Ceilings of a machine that does not exist."""
+    names = (f for f in Resolved.__dataclass_fields__ if f != "reasons")
+    resolved = Resolved(
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        threads=1,
+        block_size=config.block_size,
+        rows=min(rows, config.max_num_seqs or rows),
+        step_tokens=config.max_num_batched_tokens or 2048,
+        max_model_len=config.max_model_len or 4096,
+        kv_blocks=kv_blocks,
+        memory_limit_bytes=1 << 30,
+        weights_bytes=1 << 20,
+        kv_block_bytes=4096,
+        workspace_bytes=0,
+        activation_bytes=1 << 20,
+        runtime_bytes=1 << 20,
+        prefix_cache=config.prefix_cache,
+        reasons=dict.fromkeys(names, "a fake"),
+    )
+    limits = Limits(
+        max_num_seqs=resolved.rows,
+        max_num_batched_tokens=resolved.step_tokens,
+        prefill_chunk=min(512, resolved.step_tokens),
+        max_partial_prefills=4,
+        context_limit=resolved.max_model_len,
+        kv_blocks=kv_blocks,
+    )
+    return resolved, limits
+
+
+class FaultyRunner:
+    """A FakeRunner that takes time and breaks where it is told to."""
+
+    depth = 1
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._inner = FakeRunner()
+        self._options = options
+        self._steps = 0  # that granted something
+
+    def launch(self, plan: StepPlan) -> None:
+        options = self._options
+        if plan.slices:
+            self._steps += 1
+            if options.oom_over_tokens and plan.tokens > options.oom_over_tokens:
+                raise OutOfMemory(f"{plan.tokens} tokens are too many", requested_bytes=1 << 20)
+            if options.oom_from_step and self._steps >= options.oom_from_step:
+                raise OutOfMemory("planted", requested_bytes=1 << 20)
+            if options.die_at_step == self._steps:
+                os.abort()
+            if options.hang_at_step == self._steps:
+                time.sleep(3600)
+        self._inner.launch(plan)
+
+    def collect(self) -> StepResult:
+        if self._options.step_s:
+            time.sleep(self._options.step_s)
+        return self._inner.collect()
+
+    def close(self) -> None:
+        time.sleep(self._options.close_s)
+        self._inner.close()
+
+
+def load(options: argparse.Namespace) -> Callable[[EngineConfig, Callable[[str, float], None]], Loaded]:
+    def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> Loaded:
+        progress("fake weights", 0.5)
+        time.sleep(options.load_s)
+        if options.load_fault == "abort":
+            os.abort()
+        if options.load_fault:
+            raise _LOAD_FAULTS[options.load_fault]("planted while loading", "do not plant it")
+        resolved, limits = fake_resolved(config, options.kv_blocks, options.rows)
+        runner = FaultyRunner(options)
+        return Loaded(resolved=resolved, limits=limits, runner=runner, phases={"weights": 1}, cache_root="fake")
+
+    return _load
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name in ("step-s", "load-s", "close-s"):
+        parser.add_argument(f"--{name}", type=float, default=0.0)
+    for name in ("die-at-step", "hang-at-step", "oom-over-tokens", "oom-from-step"):
+        parser.add_argument(f"--{name}", type=int, default=0)
+    parser.add_argument("--kv-blocks", type=int, default=1024)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--load-fault", default="")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(load(_options()))
