@@ -128,6 +128,10 @@ class EngineLife:
             return False
         return True
 
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
     def kill(self) -> None:
         """SIGKILL, if it still runs; also takes effect on a process that is only being started."""
         self._killed_here = True

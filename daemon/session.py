@@ -99,7 +99,7 @@ class EngineSession:
             self._set(state="draining", why="told to drain")
         if life is not None:
             if ready and life.send(wire.Drain()) and not await life.ended_within(grace_s):
-                log.warning("grace of %.1f s is over: %d choices are aborted", grace_s, len(self._streams))
+                log.warning("the grace of %.1f s is over: %d choices are cut off", grace_s, len(self._streams))
                 life.send(wire.Shutdown())
                 await life.ended_within(_ENDING_S)
             life.kill()
@@ -125,9 +125,9 @@ class EngineSession:
         )
 
     @property
-    def live_streams(self) -> int:
-        """Choices that have not ended: for the size gauges."""
-        return len(self._streams)
+    def engine_pid(self) -> int | None:
+        """The process of now, also while it loads (`view` has a pid only when it is ready)."""
+        return self._life.pid if self._life is not None else None
 
     def sizes(self) -> dict[str, int]:
         """Every map and queue here that can grow."""

@@ -70,7 +70,7 @@ class Engine:
         self._scheduler.ack(taken)
 
     def set_limits(self, limits: Limits) -> None:
-        """Take effect at the next plan. Raises ConfigError for limits beyond the ceilings."""
+        """Take effect at the next plan. They must be within the ceilings."""
         self._scheduler.set_limits(limits)
         self.starved = False
 

@@ -11,7 +11,6 @@ service manager send them to the whole group, and it is the daemon that drains.
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -128,7 +127,7 @@ def _start(boot: wire.Boot, link: "Link", load: Load, begun_ns: int) -> "Server"
     engine = Engine(scheduler, loaded.runner, outbox.put)
     phases = {**loaded.phases, "total": time.monotonic_ns() - begun_ns}
     link.send(wire.Ready(pid=os.getpid(), resolved=loaded.resolved, limits=loaded.limits, phases=phases))
-    return Server(engine, link, outbox, loaded.limits)
+    return Server(engine, link, outbox, loaded)
 
 
 def _report(link: "Link", error: Exception) -> int:
@@ -192,11 +191,12 @@ class Link:
 class Server:
     """Obeys commands and steps the engine while there is work; sleeps in poll when there is none."""
 
-    def __init__(self, engine: Engine, link: Link, outbox: Outbox, limits: Limits) -> None:
+    def __init__(self, engine: Engine, link: Link, outbox: Outbox, loaded: Loaded) -> None:
         self._engine = engine
         self._link = link
         self._outbox = outbox
-        self._limits = limits
+        self._ceilings = loaded.resolved
+        self._limits = loaded.limits
         self._state = "ready"
         self._over = False
         self._bad_commands = 0
@@ -266,7 +266,7 @@ class Server:
     def _set_limits(self, limits: Limits) -> None:
         refused = ""
         try:
-            self._engine.set_limits(limits)
+            self._engine.set_limits(limits.within(self._ceilings))
             self._limits = limits
         except ConfigError as error:
             refused = str(error)
@@ -308,7 +308,7 @@ class Server:
                 state=self._state,
                 progress_ns=self._engine.progress_ns,
                 steps=self._engine.steps,
-                limits=LimitsView(**json.loads(msgspec.json.encode(self._limits))),
+                limits=LimitsView(**asdict(self._limits)),
                 sizes=self._sizes(),
                 cpu_ns=time.process_time_ns(),
                 rss_bytes=_rss_bytes(),

@@ -85,6 +85,8 @@ class FaultyRunner:
                 os.abort()
             if options.hang_at_step == self._steps:
                 time.sleep(3600)
+            while options.spin_at_step == self._steps:
+                pass
         self._inner.launch(plan)
 
     def collect(self) -> StepResult:
@@ -116,7 +118,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name in ("step-s", "load-s", "close-s"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
-    for name in ("die-at-step", "hang-at-step", "oom-over-tokens", "oom-from-step"):
+    for name in ("die-at-step", "hang-at-step", "spin-at-step", "oom-over-tokens", "oom-from-step"):
         parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--kv-blocks", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=256)
