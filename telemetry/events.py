@@ -31,6 +31,19 @@ STEP_PHASES: Final = ("plan", "launch", "collect", "commit", "publish")
 WAITING_REASONS: Final = ("capacity", "kv", "budget")
 PREEMPTION_CAUSES: Final = ("kv", "limits", "oom")
 INCIDENT_CAUSES: Final = ("oom", "killed", "oom_killed", "crash", "wedged", "leak_suspected")
+OOM_CAUSES: Final = (
+    "capacity",
+    "fragmentation",
+    "kv_exhausted",
+    "activation_spike",
+    "logits",
+    "neighbour",
+    "host_cgroup",
+    "leak",
+    "unknown",
+)
+STEP_BOUNDS: Final = ("compute", "bandwidth", "overhead")
+LOOPS: Final = ("api", "control", "engine")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True):
@@ -253,6 +266,13 @@ class StateChanged(Event, frozen=True, kw_only=True):
     why: str
 
 
+class LoopLag(Event, frozen=True, kw_only=True):
+    """How late an event loop woke up, in microseconds, one figure per sample since the last such event."""
+
+    loop: str  # LOOPS
+    lags_us: tuple[int, ...]
+
+
 AnyEvent = (
     StepReport
     | FirstToken
@@ -266,6 +286,7 @@ AnyEvent = (
     | Finding
     | Incident
     | StateChanged
+    | LoopLag
 )
 
 _encoder = msgspec.msgpack.Encoder()

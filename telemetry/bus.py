@@ -1,0 +1,164 @@
+"""The bus: one `publish`, from any thread, that never blocks, never raises and never loses without counting.
+
+Owns the order of things: an event is in the flight recorder before `publish` returns; then each sink gets it from a
+queue and a thread of its own, so that a slow or broken sink costs nobody else anything. It must not know what events
+mean or what sinks do with them. Enter at `Bus`.
+
+A sink is a callable that takes a batch of events. It always runs on its own thread, so it may block, and may own
+things that are bound to a thread (a socket). Batching waits a moment after the first event: wake-ups, not events, are
+what telemetry would cost.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from telemetry import events
+from telemetry.events import Event
+from telemetry.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[list[Event]], None]
+
+QUEUE_EVENTS = 8192
+BATCH_EVENTS = 512
+BATCH_SECONDS = 0.02
+
+
+class Bus:
+    """Publishes to a recorder (or none) and to named sinks."""
+
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        sinks: Mapping[str, Sink],
+        *,
+        queue_events: int = QUEUE_EVENTS,
+        batch_seconds: float = BATCH_SECONDS,
+    ) -> None:
+        self._recorder = recorder
+        self._unrecorded = 0
+        self._outlets = tuple(_Outlet(name, sink, queue_events, batch_seconds) for name, sink in sinks.items())
+
+    def publish(self, event: Event) -> None:
+        """Record `event` now, hand it to every sink soon."""
+        if self._recorder is not None:
+            try:
+                self._recorder.append(events.encode(event))
+            except Exception:
+                self._unrecorded += 1
+                if self._unrecorded == 1:
+                    log.exception("an event could not be recorded; more of these are only counted")
+        for outlet in self._outlets:
+            outlet.put(event)
+
+    def dropped(self) -> dict[str, int]:
+        """Events lost so far: by sink, and by the recorder."""
+        lost = {outlet.name: outlet.lost for outlet in self._outlets}
+        if self._recorder is not None:
+            lost["recorder"] = self._unrecorded + self._recorder.refused
+        return lost
+
+    def queued(self) -> dict[str, int]:
+        """Events that wait, by sink."""
+        return {outlet.name: outlet.waiting for outlet in self._outlets}
+
+    def cpu_ns(self) -> dict[str, int]:
+        """Thread CPU time that each sink has used."""
+        return {outlet.name: outlet.cpu_ns for outlet in self._outlets}
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until every event published so far was taken (or lost). False if that took longer than `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        return all([outlet.flush(deadline) for outlet in self._outlets])
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Deliver what waits and stop the sinks; one that hangs is left behind after `timeout_s`. The recorder stays
+        open: its owner decides whether the end was a clean one."""
+        for outlet in self._outlets:
+            outlet.stop()
+        deadline = time.monotonic() + timeout_s
+        for outlet in self._outlets:
+            outlet.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Outlet:
+    """One sink with its queue and its thread."""
+
+    def __init__(self, name: str, sink: Sink, queue_events: int, batch_seconds: float) -> None:
+        self.name = name
+        self.lost = 0
+        self.cpu_ns = 0
+        self._sink = sink
+        self._failed = False
+        self._capacity = queue_events
+        self._batch_seconds = batch_seconds
+        self._queue: deque[Event] = deque()
+        self._busy = 0  # events taken from the queue and not yet delivered
+        self._wake = threading.Event()
+        self._idle = threading.Condition()
+        self._hurry = False  # somebody flushes: do not wait for a fuller batch
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"telemetry-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue) + self._busy
+
+    def put(self, event: Event) -> None:
+        if len(self._queue) >= self._capacity or self._stopping:
+            self._lose(1)
+            return
+        self._queue.append(event)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def flush(self, deadline: float) -> bool:
+        with self._idle:
+            self._hurry = True
+            self._wake.set()
+            done = self._idle.wait_for(lambda: self.waiting == 0, max(0.0, deadline - time.monotonic()))
+            self._hurry = False
+        return done
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+        self._lose(len(self._queue))  # the sink hangs, or a publisher came in while the thread ended
+
+    def _lose(self, count: int) -> None:
+        with self._idle:
+            self.lost += count
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            if not (self._hurry or self._stopping):
+                time.sleep(self._batch_seconds)
+            self._wake.clear()  # before draining: what is put from here on wakes us again
+            while self._queue:
+                self._deliver()
+            with self._idle:
+                self._idle.notify_all()
+            self.cpu_ns = time.thread_time_ns()
+            if self._stopping and not self._queue:
+                return
+
+    def _deliver(self) -> None:
+        self._busy = min(len(self._queue), BATCH_EVENTS)
+        batch = [self._queue.popleft() for _ in range(self._busy)]
+        try:
+            self._sink(batch)
+        except Exception:
+            self._lose(len(batch))
+            if not self._failed:
+                self._failed = True
+                log.exception("telemetry sink %r failed; further failures are only counted", self.name)
+        self._busy = 0

@@ -1,0 +1,142 @@
+"""How figures are kept: exact histograms for the scrape, and a sliding window of the last minute for people.
+
+Owns `Histogram` (exact bucket counts, since the start) and `Window` (percentiles and sums over the last seconds, in
+bounded memory). It must not know which figures there are. Enter at either.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+# A window's percentiles are right to half of this ratio between neighbouring cells (DDSketch, Masson et al. 2019).
+_CELL_RATIO = 1.01
+_PER_LOG = 1.0 / math.log(_CELL_RATIO)
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One observation that a trace explains."""
+
+    trace_id: str
+    value: float
+    unix_seconds: float
+
+
+class Histogram:
+    """Counts per bucket of `bounds` (upper edges, inclusive), the last one open; optionally an exemplar per bucket."""
+
+    __slots__ = ("bounds", "counts", "exemplars", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(sorted(set(bounds)))
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.exemplars: dict[int, Exemplar] = {}
+        self.sum = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def add(self, value: float, exemplar: Exemplar | None = None, times: int = 1) -> None:
+        """Count `value`, `times` times."""
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += times
+        self.sum += value * times
+        if exemplar is not None:
+            self.exemplars[bucket] = exemplar
+
+    def add_all(self, values: Sequence[float]) -> None:
+        """Count every one of `values`."""
+        bounds, counts = self.bounds, self.counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.sum += sum(values)
+
+    def cumulative(self, buckets: Sequence[float]) -> list[tuple[float, int, Exemplar | None]]:
+        """(edge, observations ≤ edge, an exemplar in that bucket) for each of `buckets` and infinity.
+
+        One histogram can so be shown with several sets of buckets. Raises ValueError for an edge that it does not have.
+        """
+        shown: list[tuple[float, int, Exemplar | None]] = []
+        total, start = 0, 0
+        for edge in (*buckets, math.inf):
+            end = len(self.counts) if edge == math.inf else bisect_left(self.bounds, edge) + 1
+            if edge != math.inf and (end > len(self.bounds) or self.bounds[end - 1] != edge):
+                raise ValueError(f"no bucket ends at {edge}")
+            total += sum(self.counts[start:end])
+            found = [self.exemplars[i] for i in range(start, end) if i in self.exemplars]
+            shown.append((edge, total, found[-1] if found else None))
+            start = end
+        return shown
+
+
+@dataclass(slots=True)
+class _Second:
+    second: int = -1
+    sums: dict[str, float] = field(default_factory=dict)
+    cells: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+class Window:
+    """Sums and percentiles over the last `seconds`, one slot a second."""
+
+    def __init__(self, seconds: int = 60) -> None:
+        self.seconds = seconds
+        self._slots = [_Second() for _ in range(seconds + 1)]
+
+    def count(self, at_ns: int, name: str, amount: float) -> None:
+        """Add `amount` to the sum called `name`."""
+        slot = self._slot(at_ns)
+        if slot is not None:
+            slot.sums[name] = slot.sums.get(name, 0.0) + amount
+
+    def observe(self, at_ns: int, name: str, values: Iterable[float]) -> None:
+        """Take `values` (positive; zero counts as the smallest) into the distribution called `name`."""
+        slot = self._slot(at_ns)
+        if slot is None:
+            return
+        cells = slot.cells.setdefault(name, {})
+        log, per_log = math.log, _PER_LOG
+        for value in values:
+            cell = math.floor(log(value) * per_log) if value > 1e-9 else -4000
+            cells[cell] = cells.get(cell, 0) + 1
+
+    def sums(self, now_ns: int) -> dict[str, float]:
+        """Every sum over the window that ends now."""
+        total: dict[str, float] = {}
+        for slot in self._live(now_ns):
+            for name, amount in slot.sums.items():
+                total[name] = total.get(name, 0.0) + amount
+        return total
+
+    def percentiles(self, now_ns: int, name: str, points: Sequence[float]) -> tuple[int, list[float]]:
+        """How many observations, and the value at each of `points` (0–100; nearest rank, within 0.5 %)."""
+        cells: dict[int, int] = {}
+        for slot in self._live(now_ns):
+            for cell, count in slot.cells.get(name, {}).items():
+                cells[cell] = cells.get(cell, 0) + count
+        ordered = sorted(cells.items())
+        total = sum(cells.values())
+        found: list[float] = []
+        for point in points if total else ():
+            rank, seen = max(1, math.ceil(point / 100 * total)), 0
+            for cell, count in ordered:
+                seen += count
+                if seen >= rank:
+                    found.append(_CELL_RATIO ** (cell + 0.5))
+                    break
+        return total, found
+
+    def _slot(self, at_ns: int) -> _Second | None:
+        second = at_ns // 1_000_000_000
+        slot = self._slots[second % len(self._slots)]
+        if slot.second > second:
+            return None  # older than the window
+        if slot.second < second:
+            slot.second, slot.sums, slot.cells = second, {}, {}
+        return slot
+
+    def _live(self, now_ns: int) -> list[_Second]:
+        now = now_ns // 1_000_000_000
+        return [slot for slot in self._slots if now - self.seconds <= slot.second <= now]
