@@ -106,7 +106,7 @@ class EngineLife:
         except OSError as error:
             return Death(cause="crash", detail=f"the engine could not be started: {error}", exit_code=127)
         finally:
-            self._close(reader)
+            await self._close(reader)
         return self._death(exit_code, oom_kills() - kills_before)
 
     def send(self, command: wire.Command) -> bool:
@@ -188,9 +188,12 @@ class EngineLife:
             self._on_reply(reply)
 
     def _read_telemetry(self) -> None:
-        """The telemetry thread: until the life is over."""
-        while not self._over.is_set():
-            if not self._telemetry.poll(_TELEMETRY_POLL_MS):
+        """The telemetry thread: until the life is over and nothing is left to read."""
+        while True:
+            over = self._over.is_set()
+            if not self._telemetry.poll(0 if over else _TELEMETRY_POLL_MS):
+                if over:
+                    return
                 continue
             try:
                 events = wire.decode_events(self._telemetry.recv(zmq.NOBLOCK))
@@ -231,13 +234,13 @@ class EngineLife:
         socket.bind(f"ipc://{self._directory}/{name}")
         return socket
 
-    def _close(self, reader: threading.Thread) -> None:
+    async def _close(self, reader: threading.Thread) -> None:
         self._over.set()
         self._exited.set()
         if self._process is not None and self._process.returncode is None:
             self._process.kill()  # `run` was cancelled
         if reader.ident is not None:
-            reader.join()
+            await self._loop.run_in_executor(None, reader.join)
         with contextlib.suppress(ValueError):
             self._loop.remove_reader(self._descriptor)
         self._commands.close(linger=0)

@@ -65,7 +65,6 @@ class EngineSession:
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._limits_set: deque[asyncio.Future[wire.LimitsSet]] = deque()
         self._tokens = itertools.count(1)
-        self._ready = asyncio.Event()
         self._settled: asyncio.Future[InferdError | None] | None = None  # the first Ready, or why there will be none
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
@@ -76,6 +75,7 @@ class EngineSession:
         """Begin to start the engine; returns at once."""
         self._settled = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+        self._supervisor.add_done_callback(self._on_supervisor_done)
 
     async def wait_ready(self) -> EngineView:
         """Until the engine is ready for the first time. Raises the InferdError that makes it hopeless."""
@@ -106,8 +106,9 @@ class EngineSession:
         if self._supervisor is not None:
             if life is None:
                 self._supervisor.cancel()  # between two lives: nothing to wait for
-            await asyncio.wait([self._supervisor])
+            await asyncio.wait([self._supervisor], timeout=_ENDING_S)
         self._end_streams("the engine was drained")
+        self._settle(EngineFault("the engine was drained before it was ready"))
         self._set(state="stopped", why="drained", pid=None)
 
     # -- EnginePort
@@ -210,15 +211,15 @@ class EngineSession:
             why="the engine is loading",
             engine_id=life.engine_id,
             restarts=restarts,
+            pid=None,
             limits=None,
         )
         try:
             death = await life.run(self._argv, self._env)
         finally:
             self._life = None
-            self._ready.clear()
             self._status = None
-        if self._stopping and death.orderly:
+        if self._stopping and (death.orderly or self._view.pid is None):  # told to end, perhaps while it was loading
             death = replace(death, cause="drained")
         victims = self._end_streams(f"the engine ended: {death.detail}")
         if self._view.state != "draining":
@@ -237,8 +238,20 @@ class EngineSession:
 
     def _fail(self, error: InferdError) -> None:
         self._set(state="failed", why=str(error), pid=None)
+        self._settle(error)
+
+    def _settle(self, error: InferdError | None) -> None:
+        """Let `wait_ready` return, or raise; only the first time counts."""
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(error)
+
+    def _on_supervisor_done(self, supervisor: asyncio.Task[None]) -> None:
+        """A supervisor that raises has found no engine and no way to start one: e.g. no room for a socket."""
+        error = None if supervisor.cancelled() else supervisor.exception()
+        if error is not None:
+            log.error("the engine is given up", exc_info=error)
+            self._end_streams(f"the engine is given up: {error}")
+            self._fail(EngineFault(f"the engine cannot be started: {error}"))
 
     def _set(self, **changes: Any) -> None:
         self._view = replace(self._view, **changes)
@@ -296,9 +309,7 @@ class EngineSession:
                 limits=LimitsView(**asdict(limits)),
             )
         )
-        self._ready.set()
-        if self._settled is not None and not self._settled.done():
-            self._settled.set_result(None)
+        self._settle(None)
 
     def _on_limits_set(self, answer: wire.LimitsSet) -> None:
         self._set(limits=answer.limits)
