@@ -11,6 +11,7 @@ service manager send them to the whole group, and it is the daemon that drains.
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +34,11 @@ from engine.outbox import Outbox
 from engine.plan import Runner
 from engine.scheduler import Scheduler
 from engine.server import Link, Server
+from telemetry.events import Event, encode
+from telemetry.recorder import Recorder, ring_bytes
 
 _PR_SET_PDEATHSIG = 1
+RING = "engine.ring"  # in the state directory
 _ORPHANED = 70  # exit code when the daemon is gone: nobody is left to read it
 
 
@@ -60,8 +65,9 @@ def main(load: Load | None = None) -> None:
     guard(boot.daemon_pid)
     with Link(boot.commands, boot.telemetry) as link:
         try:
-            server = _start(boot, link, load or load_model, begun_ns)
-            code = server.run()
+            config = EngineConfig.from_dict(boot.config)
+            with _recorder(config, boot.engine_id) as recorder:  # an exception leaves it without the clean-end mark
+                code = _start(config, link, recorder, load or load_model, begun_ns).run()
         except Exception as error:  # noqa: BLE001 - the process's last resort: it is reported, then the process ends
             code = _report(link, error)
     sys.stdout.flush()
@@ -113,17 +119,37 @@ def _first_line(descriptor: int) -> bytes:
     return bytes(line)
 
 
-def _start(boot: wire.Boot, link: Link, load: Load, begun_ns: int) -> Server:
-    config = EngineConfig.from_dict(boot.config)
+def _recorder(config: EngineConfig, engine_id: str) -> AbstractContextManager[Recorder | None]:
+    """The flight recorder's ring in the state directory; none without one."""
+    if config.state_dir is None:
+        return contextlib.nullcontext()
+    recorder = Recorder.open(Path(config.state_dir) / RING, engine_id, ring_bytes(config.max_num_seqs or 256))
+    if not recorder.durable:
+        print(f"the flight recorder does not survive this process: {recorder.why_not_durable}", file=sys.stderr)
+    return recorder
+
+
+def _start(config: EngineConfig, link: Link, recorder: Recorder | None, load: Load, begun_ns: int) -> Server:
     loaded = load(config, lambda stage, share: print(f"loading: {stage} {share:.0%}", file=sys.stderr))
     scheduler = Scheduler(
         loaded.resolved, loaded.limits, cache_root=loaded.cache_root, output_credit=config.output_credit
     )
     outbox = Outbox(link.post)
-    engine = Engine(scheduler, loaded.runner, outbox.put)
+    engine = Engine(scheduler, loaded.runner, outbox.put if recorder is None else _recorded(recorder, outbox))
+    gc.freeze()  # what was loaded stays for ever: no collection needs to walk it during a step
     phases = {**loaded.phases, "total": time.monotonic_ns() - begun_ns}
     link.send(wire.Ready(pid=os.getpid(), resolved=loaded.resolved, limits=loaded.limits, phases=phases))
     return Server(engine, link, outbox, loaded.resolved, loaded.limits)
+
+
+def _recorded(recorder: Recorder, outbox: Outbox) -> Callable[[Event], None]:
+    """Into the ring at once, because the next moment may be the last; then on its way to the daemon."""
+
+    def publish(event: Event) -> None:
+        recorder.append(encode(event))
+        outbox.put(event)
+
+    return publish
 
 
 def _report(link: Link, error: Exception) -> int:

@@ -27,7 +27,7 @@ class Running:
     async def until(self, true: Callable[[], bool], seconds: float = 10.0) -> None:
         """Until the condition holds; fails the test if it does not in time."""
         async with asyncio.timeout(seconds):
-            while not true():  # noqa: ASYNC110 - the condition may be of another process
+            while not true():
                 await asyncio.sleep(0.005)
 
 
