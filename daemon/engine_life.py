@@ -249,9 +249,17 @@ class EngineLife:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def sweep(runtime_dir: Path) -> None:
+    """Remove the socket directories that killed daemons left behind."""
+    for directory in runtime_dir.glob("engine-*-*"):
+        pid = directory.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(directory, ignore_errors=True)
+
+
 def _socket_directory(runtime_dir: Path, engine_id: str) -> Path:
     """A private directory for the sockets of one life; elsewhere, if the path would be too long for the kernel."""
-    directory = runtime_dir / f"engine-{engine_id}"
+    directory = runtime_dir / f"engine-{os.getpid()}-{engine_id}"
     if len(os.fsencode(directory)) + 2 > _ENDPOINT_BYTES:
         return Path(tempfile.mkdtemp(prefix="inferd-"))
     directory.mkdir(mode=0o700, parents=True)

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from daemon.engine_life import Death, EngineLife
+from daemon.engine_life import Death, EngineLife, sweep
 from daemon.port import EngineView, OutputStream
 from daemon.streams import Stream, StreamTable
 from engine import wire
@@ -73,6 +73,7 @@ class EngineSession:
 
     async def start(self) -> None:
         """Begin to start the engine; returns at once."""
+        sweep(self._runtime_dir)
         self._settled = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
         self._supervisor.add_done_callback(self._on_supervisor_done)

@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":  # run by path: the repository's root is not on the import path yet
@@ -68,63 +68,76 @@ class FaultyRunner:
 
     depth = 1
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, planted: argparse.Namespace) -> None:
         self._inner = FakeRunner()
-        self._options = options
+        self._planted = planted
         self._steps = 0  # that granted something
 
     def launch(self, plan: StepPlan) -> None:
-        options = self._options
+        planted = self._planted
         if plan.slices:
             self._steps += 1
-            if options.oom_over_tokens and plan.tokens > options.oom_over_tokens:
-                raise OutOfMemory(f"{plan.tokens} tokens are too many", requested_bytes=1 << 20)
-            if options.oom_from_step and self._steps >= options.oom_from_step:
+            if planted.oom_once_at_step == self._steps:
+                raise OutOfMemory("planted once", requested_bytes=1 << 20)
+            most = max(piece.start + piece.count for piece in plan.slices)
+            if planted.oom_over_request_tokens and most > planted.oom_over_request_tokens:
+                raise OutOfMemory(f"a row of {most} tokens is too long", requested_bytes=1 << 20)
+            if planted.oom_from_step and self._steps >= planted.oom_from_step:
                 raise OutOfMemory("planted", requested_bytes=1 << 20)
-            if options.die_at_step == self._steps:
+            if planted.die_at_step == self._steps:
                 os.abort()
-            if options.hang_at_step == self._steps:
+            if planted.hang_at_step == self._steps:
                 time.sleep(3600)
-            while options.spin_at_step == self._steps:
+            while planted.spin_at_step == self._steps:
                 pass
         self._inner.launch(plan)
 
     def collect(self) -> StepResult:
-        if self._options.step_s:
-            time.sleep(self._options.step_s)
+        if self._planted.step_s:
+            time.sleep(self._planted.step_s)
         return self._inner.collect()
 
     def close(self) -> None:
-        time.sleep(self._options.close_s)
+        time.sleep(self._planted.close_s)
         self._inner.close()
 
 
-def load(options: argparse.Namespace) -> Callable[[EngineConfig, Callable[[str, float], None]], Loaded]:
+def load(planted: argparse.Namespace) -> Callable[[EngineConfig, Callable[[str, float], None]], Loaded]:
     def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> Loaded:
         progress("fake weights", 0.5)
-        time.sleep(options.load_s)
-        if options.load_fault == "abort":
+        time.sleep(planted.load_s)
+        if planted.load_fault == "abort":
             os.abort()
-        if options.load_fault:
-            raise _LOAD_FAULTS[options.load_fault]("planted while loading", "do not plant it")
-        resolved, limits = fake_resolved(config, options.kv_blocks, options.rows)
-        runner = FaultyRunner(options)
+        if planted.load_fault == "bug":
+            raise RuntimeError("planted while loading")
+        if planted.load_fault:
+            raise _LOAD_FAULTS[planted.load_fault]("planted while loading", "do not plant it")
+        resolved, limits = fake_resolved(config, planted.kv_blocks, planted.rows)
+        runner = FaultyRunner(planted)
         return Loaded(resolved=resolved, limits=limits, runner=runner, phases={"weights": 1}, cache_root="fake")
 
     return _load
 
 
-def _options() -> argparse.Namespace:
+def options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Faults and figures from a command line; None = this process's own."""
     parser = argparse.ArgumentParser()
     for name in ("step-s", "load-s", "close-s"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
-    for name in ("die-at-step", "hang-at-step", "spin-at-step", "oom-over-tokens", "oom-from-step"):
+    for name in (
+        "die-at-step",
+        "hang-at-step",
+        "spin-at-step",
+        "oom-over-request-tokens",
+        "oom-once-at-step",
+        "oom-from-step",
+    ):
         parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--kv-blocks", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--load-fault", default="")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":
-    main(load(_options()))
+    main(load(options()))
