@@ -2,34 +2,23 @@
 owns. Exceptions stand in lists that may only shrink: an entry that is no longer needed fails too."""
 
 import ast
+import re
 from collections.abc import Iterator
-
-import pytest
 
 from tests.architecture.source import PACKAGES, REPO, Source, sources
 
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60
-MOST_COMPLEXITY = 12
 
-# "path" → lines; "path::function" → lines; "path::function" → complexity. May only shrink.
+# "path" → lines; "path::function" → lines. May only shrink.
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
-COMPLEX_FUNCTIONS: dict[str, int] = {}
+# Files with a complex function that ruff is told to let pass.
+COMPLEX_FILES: set[str] = set()
 # "path::name" of module-level values that are mutable for a reason.
 MUTABLE_STATE: dict[str, str] = {}
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_BRANCHES = (
-    ast.If,
-    ast.IfExp,
-    ast.For,
-    ast.AsyncFor,
-    ast.While,
-    ast.ExceptHandler,
-    ast.comprehension,
-    ast.match_case,
-)
 # Containers that a module may not hold under a lower-case name: whoever imports it could fill them.
 _CONTAINER_CALLS = {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "bytearray", "WeakSet"}
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -62,20 +51,6 @@ def functions(source: Source) -> Iterator[tuple[str, ast.FunctionDef | ast.Async
     yield from below(source.tree, "")
 
 
-def complexity(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """McCabe's number with boolean operators counted: 1 + branches + operands beyond the first of and/or. Functions
-    nested inside are counted on their own."""
-    total = 1
-    todo: list[ast.AST] = list(ast.iter_child_nodes(function))
-    while todo:
-        node = todo.pop()
-        if isinstance(node, (*_FUNCTIONS, ast.Lambda)):
-            continue
-        total += isinstance(node, _BRANCHES)
-        todo.extend(ast.iter_child_nodes(node))
-    return total
-
-
 def only_shrinks(measured: dict[str, int], most: int, exceptions: dict[str, int], what: str) -> None:
     """Fails for what is over `most` and not excepted, over its exception, or excepted without need."""
     grown = {k: v for k, v in measured.items() if v > max(most, exceptions.get(k, 0))}
@@ -96,8 +71,9 @@ def test_functions_are_short() -> None:
 
 
 def test_functions_are_simple() -> None:
-    measured = {f"{s.path}::{name}": complexity(f) for s in sources() for name, f in functions(s)}
-    only_shrinks(measured, MOST_COMPLEXITY, COMPLEX_FUNCTIONS, "complexity of a function")
+    """Ruff counts complexity (C901, at most 12); here only who is let off."""
+    waived = {s.path for s in sources() if re.search(r"#\s*(ruff:\s*)?noqa(:.*C901|\s*$)", s.text, re.MULTILINE)}
+    assert waived == COMPLEX_FILES
 
 
 def test_no_global_statement() -> None:
@@ -179,22 +155,6 @@ def test_public_classes_and_functions_say_what_they_do_in_the_tui_of_an_editor()
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node)
     ]
     assert not silent
-
-
-@pytest.mark.parametrize(
-    ("code", "number"),
-    [
-        ("def f(): pass", 1),
-        ("def f(a):\n if a: return 1\n return 2", 2),
-        ("def f(a):\n for x in a:\n  if x: return x", 3),
-        ("def f(a):\n def g(b):\n  if b: return 1\n return g", 1),
-        ("def f(a): return [x for x in a if x]", 2),
-    ],
-)
-def test_complexity_is_counted(code: str, number: int) -> None:
-    function = ast.parse(code).body[0]
-    assert isinstance(function, ast.FunctionDef)
-    assert complexity(function) == number
 
 
 def test_the_state_check_tells_a_table_from_a_store() -> None:
