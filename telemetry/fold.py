@@ -206,7 +206,7 @@ class Fold:
     def _gaps(self, report: events.StepReport) -> None:
         count = len(report.gaps_us) // 4
         if count:
-            gaps = [gap / 1e6 for gap in struct.unpack_from(f"<{count}I", report.gaps_us)]
+            gaps = [gap / 1e6 for gap in sorted(struct.unpack_from(f"<{count}I", report.gaps_us))]
             self._state.gap.add_all(gaps)
             self._state.window.observe(report.at_ns, "gap", gaps)
             self._state.window.count(report.at_ns, "output_tokens", count)
@@ -278,7 +278,7 @@ class Fold:
     def _loop_lag(self, event: events.LoopLag) -> None:
         histogram = self._state.lag.get(event.loop)
         if histogram is not None:
-            histogram.add_all([lag / 1e6 for lag in event.lags_us])
+            histogram.add_all([lag / 1e6 for lag in sorted(event.lags_us)])
 
     def _exemplar(self, trace_id: str, value: float) -> Exemplar | None:
         return Exemplar(trace_id, value, self._wall()) if trace_id else None

@@ -30,7 +30,7 @@ _LABEL_AT, _LABEL_BYTES = 64, 64
 _CLEAN_AT = 128
 _RECORD_MAGIC = b"\xa5REC"
 _RECORD = struct.Struct("<4sIIIQ")  # magic, payload bytes, crc32, zero, sequence
-_SEQUENCE = struct.Struct("<Q")
+_CRC_SEED_MODULUS = 4_294_967_291  # the largest 32-bit prime: the whole sequence number takes part in the checksum
 
 
 def ring_bytes(rows: int, steps_per_second: float = 50.0, seconds: float = 60.0) -> int:
@@ -93,7 +93,7 @@ class Recorder:
                 ring[at : self._size] = bytes(self._size - at)  # no record of an older lap may follow this one
                 at = HEADER_BYTES
             sequence = self._sequence = self._sequence + 1
-            crc = zlib.crc32(payload, zlib.crc32(_SEQUENCE.pack(sequence)))
+            crc = zlib.crc32(payload, sequence % _CRC_SEED_MODULUS)
             body = at + _RECORD.size
             ring[body : body + length] = payload
             _RECORD.pack_into(ring, at, _RECORD_MAGIC, length, crc, 0, sequence)
@@ -185,7 +185,7 @@ def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
         _, length, crc, _, sequence = _RECORD.unpack_from(data, at)
         body = at + _RECORD.size
         payload = data[body : body + length]
-        if len(payload) == length and zlib.crc32(payload, zlib.crc32(_SEQUENCE.pack(sequence))) == crc:
+        if len(payload) == length and zlib.crc32(payload, sequence % _CRC_SEED_MODULUS) == crc:
             yield sequence, payload
             at = body + length
         else:

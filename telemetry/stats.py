@@ -5,8 +5,8 @@ bounded memory). It must not know which figures there are. Enter at either.
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 # A window's percentiles are right to half of this ratio between neighbouring cells (DDSketch, Masson et al. 2019).
@@ -47,10 +47,13 @@ class Histogram:
             self.exemplars[bucket] = exemplar
 
     def add_all(self, values: Sequence[float]) -> None:
-        """Count every one of `values`."""
-        bounds, counts = self.bounds, self.counts
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
+        """Count every one of `values`, which must be in ascending order: then it costs per bucket, not per value."""
+        bounds, start = self.bounds, 0
+        while start < len(values):
+            bucket = bisect_left(bounds, values[start])
+            end = bisect_right(values, bounds[bucket], start) if bucket < len(bounds) else len(values)
+            self.counts[bucket] += end - start
+            start = end
         self.sum += sum(values)
 
     def cumulative(self, buckets: Sequence[float]) -> list[tuple[float, int, Exemplar | None]]:
@@ -65,7 +68,7 @@ class Histogram:
             if edge != math.inf and (end > len(self.bounds) or self.bounds[end - 1] != edge):
                 raise ValueError(f"no bucket ends at {edge}")
             total += sum(self.counts[start:end])
-            found = [self.exemplars[i] for i in range(start, end) if i in self.exemplars]
+            found = [self.exemplars[i] for i in range(start, end) if i in self.exemplars] if self.exemplars else []
             shown.append((edge, total, found[-1] if found else None))
             start = end
         return shown
@@ -91,16 +94,18 @@ class Window:
         if slot is not None:
             slot.sums[name] = slot.sums.get(name, 0.0) + amount
 
-    def observe(self, at_ns: int, name: str, values: Iterable[float]) -> None:
-        """Take `values` (positive; zero counts as the smallest) into the distribution called `name`."""
+    def observe(self, at_ns: int, name: str, values: Sequence[float]) -> None:
+        """Take `values` (ascending; zero counts as a nanosecond) into the distribution called `name`."""
         slot = self._slot(at_ns)
         if slot is None:
             return
         cells = slot.cells.setdefault(name, {})
-        log, per_log = math.log, _PER_LOG
-        for value in values:
-            cell = math.floor(log(value) * per_log) if value > 1e-9 else -4000
-            cells[cell] = cells.get(cell, 0) + 1
+        start = 0
+        while start < len(values):
+            cell = math.floor(math.log(max(values[start], 1e-9)) * _PER_LOG)
+            end = max(start + 1, bisect_left(values, _CELL_RATIO ** (cell + 1), start))
+            cells[cell] = cells.get(cell, 0) + end - start
+            start = end
 
     def sums(self, now_ns: int) -> dict[str, float]:
         """Every sum over the window that ends now."""
