@@ -72,6 +72,24 @@ class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
     spec_depth: int
 
 
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice as a snapshot shows it. The engine converts its sequences into this; None is 'not reported'."""
+
+    request_id: str
+    state: str  # waiting | running | preempted | finished
+    reason: str = ""  # why it waits (WAITING_REASONS), or why it ended (FINISH_REASONS)
+    received_ns: int | None = None  # monotonic, by the engine
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    max_tokens: int | None = None
+    computed_tokens: int | None = None
+    cached_tokens: int | None = None
+    blocks: int | None = None
+    row: int | None = None
+    priority: int | None = None
+    preemptions: int | None = None
+
+
 class StepReport(Event, frozen=True, kw_only=True):
     """One engine step: plan facts, result facts, pool, queue and memory facts. `at_ns` is the step's start.
 

@@ -9,9 +9,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import exposition as text
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
@@ -63,8 +64,13 @@ class Exposition(Collector):
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The body and its content type: OpenMetrics with exemplars if `accept` asks for it, else Prometheus text."""
         begin = time.perf_counter_ns()
-        encode, content_type = choose_encoder(accept)
-        body = encode(self)
+        # Our names are legal in every scheme. 'allow-utf-8' leaves them alone, where 'underscores' would turn the colon
+        # of a sample's name (but not of its family's) into an underscore.
+        if _wants_openmetrics(accept):
+            body: bytes = openmetrics.generate_latest(self, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            content_type = openmetrics.CONTENT_TYPE_LATEST
+        else:
+            body, content_type = text.generate_latest(self), text.CONTENT_TYPE_PLAIN_0_0_4
         self.last_render_ns = time.perf_counter_ns() - begin
         return body, content_type
 
@@ -147,6 +153,11 @@ class Exposition(Collector):
         """Count an error; true for the first one, which is worth a line in the log."""
         self.row_errors += 1
         return self.row_errors == 1
+
+
+def _wants_openmetrics(accept: str) -> bool:
+    ranges = [[part.strip() for part in each.split(";")] for each in accept.split(",")]
+    return any(kind == "application/openmetrics-text" and "q=0" not in rest for kind, *rest in ranges)
 
 
 def _cell(edge: float, count: int, exemplar: Exemplar | None) -> tuple[str, float] | tuple[str, float, Exemplar]:

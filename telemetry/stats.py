@@ -86,7 +86,8 @@ class Window:
 
     def __init__(self, seconds: int = 60) -> None:
         self.seconds = seconds
-        self._slots = [_Second() for _ in range(seconds + 1)]
+        self._slots = [_Second() for _ in range(seconds)]
+        self._first_ns: int | None = None
 
     def count(self, at_ns: int, name: str, amount: float) -> None:
         """Add `amount` to the sum called `name`."""
@@ -106,6 +107,11 @@ class Window:
             end = max(start + 1, bisect_left(values, _CELL_RATIO ** (cell + 1), start))
             cells[cell] = cells.get(cell, 0) + end - start
             start = end
+
+    def span_seconds(self, now_ns: int) -> float:
+        """Over how long the window's sums were collected: less than `seconds` in the beginning, at least one."""
+        since_first = (now_ns - self._first_ns) / 1e9 if self._first_ns is not None else 0.0
+        return min(float(self.seconds), max(1.0, since_first))
 
     def sums(self, now_ns: int) -> dict[str, float]:
         """Every sum over the window that ends now."""
@@ -134,6 +140,8 @@ class Window:
         return total, found
 
     def _slot(self, at_ns: int) -> _Second | None:
+        if self._first_ns is None:
+            self._first_ns = at_ns
         second = at_ns // 1_000_000_000
         slot = self._slots[second % len(self._slots)]
         if slot.second > second:
@@ -144,4 +152,4 @@ class Window:
 
     def _live(self, now_ns: int) -> list[_Second]:
         now = now_ns // 1_000_000_000
-        return [slot for slot in self._slots if now - self.seconds <= slot.second <= now]
+        return [slot for slot in self._slots if now - self.seconds < slot.second <= now]
