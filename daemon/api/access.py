@@ -1,0 +1,17 @@
+"""Access: an Authorization header against a set of keys. Without keys everybody is let in: see daemon/admission.py."""
+
+from aiohttp import web
+
+from daemon.admission import Keys
+from daemon.api.errors import ApiError
+
+
+class Access:
+    """`check` raises ApiError (401) for a request without a valid key."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def check(self, request: web.Request) -> None:
+        if self._keys and not self._keys.allows(request.headers.get("Authorization")):
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer …", code="invalid_api_key")

@@ -1,0 +1,403 @@
+"""Generation: one HTTP request for text, from its body to the last byte of the answer and a record for every choice.
+
+Owns the order of things (gate, queue, parse, tokenize, submit, outputs, answer, records) and what happens when it
+breaks off: whoever leaves, at whatever stage, has its choices cancelled at once, and their records are written when the
+engine has told its part. It must not know routes or how choices are rendered. Enter at `Generation.serve`.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from daemon.admission import Queue, Ticket
+from daemon.api.body import read_body
+from daemon.api.choice import Choice
+from daemon.api.errors import ApiError, from_inferd
+from daemon.api.prompt import Prepared, prepare
+from daemon.api.record import Stopwatch, Trace, compose
+from daemon.api.render import DONE, Renderer, Whole, usage_of
+from daemon.api.schema import Ask
+from daemon.api.textport import TextPort
+from daemon.port import EnginePort
+from engine.errors import InferdError
+from engine.request import FinishReason, Output
+from telemetry.events import Event, FirstToken
+
+log = logging.getLogger("inferd.api")
+
+_SETTLE_S = 10.0  # for the engine's last word on choices whose client has left
+_SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # a proxy must not collect tokens
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The model as clients see it: `names[0]` is its name, the rest are aliases."""
+
+    names: tuple[str, ...]
+    eos_token_ids: tuple[int, ...]
+    created: int  # unix seconds
+
+    def check(self, model: str) -> None:
+        """Raises ApiError (404) for a name that is not this model's."""
+        if model not in self.names:
+            raise ApiError(
+                404, f"that model is not served here, {self.names[0]} is", code="model_not_found", param="model"
+            )
+
+
+def context_limit_of(port: EnginePort) -> int:
+    """Tokens of prompt and output that a request may have now. Raises ApiError (503) if there is no engine."""
+    limits = port.view().limits
+    if limits is None:
+        raise ApiError(503, "the engine is not ready", code="engine_not_ready", retry_after_s=2)
+    return limits.context_limit
+
+
+@dataclass(slots=True, kw_only=True)
+class Kitchen:
+    """What every generation needs, and what is going on: `live` by response id, `settling` the broken-off ones."""
+
+    port: EnginePort
+    text: TextPort
+    served: Served
+    queue: Queue
+    publish: Callable[[Event], None]
+    authorize: Callable[[web.Request], None]  # raises ApiError (401)
+    gate: Callable[[], None]  # raises ApiError (503) while nothing is served
+    request_timeout_s: float = 0.0  # 0 = none
+    live: dict[str, "Generation"] = field(default_factory=dict)
+    settling: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Generation:
+    """One request of `operation` (chat | text_completion); `parse` turns its body into an Ask."""
+
+    def __init__(
+        self, kitchen: Kitchen, operation: str, parse: Callable[[bytes], Ask], group_id: str, arrival_ns: int
+    ) -> None:
+        self.group_id = group_id
+        self.id = ("chatcmpl-" if operation == "chat" else "cmpl-") + secrets.token_hex(12)
+        self.choices: list[Choice] = []
+        self._kitchen = kitchen
+        self._operation = operation
+        self._parse = parse
+        self._watch = Stopwatch(arrival_ns)
+        self._trace = Trace()
+        self._ask: Ask | None = None
+        self._prompt_tokens = 0
+        self._ticket: Ticket | None = None
+        self._response: web.StreamResponse | None = None  # once its headers are out
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer `request`. Raises ApiError if there is something to refuse and nothing was sent yet; its record is
+        written by `refused`, once the answer is out."""
+        self._trace = Trace.parse(request.headers.get("traceparent"))
+        self._kitchen.live[self.id] = self
+        try:
+            self._kitchen.authorize(request)
+            self._kitchen.gate()
+            self._ticket = self._kitchen.queue.enter()
+            prepared = await self._prepare(request)
+            self._submit(prepared)
+            answer = self._stream if prepared.ask.stream else self._whole
+            return await answer(request, prepared.ask)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self._leave(FinishReason.ABORT, "client_disconnected", 499)
+            raise
+        except ApiError as error:
+            self._cancel()
+            if self._response is None:
+                raise
+            await self._end_with(error)
+            self._leave(FinishReason(error.reason), error.code, 200)
+            return self._response
+        except InferdError as error:
+            raise from_inferd(error) from error
+        except Exception:
+            self._leave(FinishReason.ERROR, "internal_error", 500)
+            raise
+        finally:
+            del self._kitchen.live[self.id]
+            if self._ticket is not None:
+                self._ticket.close(served=bool(self.choices) and all(c.done for c in self.choices))
+
+    def refused(self, error: ApiError) -> None:
+        """The answer to a request that `serve` refused is out."""
+        self._leave(FinishReason(error.reason), error.code, error.status)
+
+    def abort(self) -> int:
+        """Stop every choice, as an operator asks; the client gets an error. Returns how many that were."""
+        return self._cancel()
+
+    # -- before the engine
+
+    async def _prepare(self, request: web.Request) -> Prepared:
+        ask = self._ask = self._parse(await read_body(request))
+        kitchen = self._kitchen
+        kitchen.served.check(ask.model)
+        context_limit = context_limit_of(kitchen.port)
+        started_ns = time.monotonic_ns()
+        try:
+            prepared = await prepare(ask, kitchen.text, kitchen.served.eos_token_ids, context_limit)
+        finally:
+            self._watch.tokenized(started_ns)
+        self._prompt_tokens = sum(len(tokens) for tokens in prepared.prompts)
+        return prepared
+
+    def _submit(self, prepared: Prepared) -> None:
+        kitchen, ask = self._kitchen, prepared.ask
+        assert self._ticket is not None
+        self._ticket.charge(len(prepared.prompts) * ask.n, self._prompt_tokens)
+        kitchen.gate()  # the state may have changed while the body came in
+        deadline_ns = 0
+        if kitchen.request_timeout_s:
+            deadline_ns = self._watch.arrival_ns + int(kitchen.request_timeout_s * 1e9)
+        now_ns = time.monotonic_ns()
+        requests = prepared.requests(self.id, deadline_ns, now_ns)
+        streams = kitchen.port.submit(requests)
+        self._watch.submitted(now_ns)
+        self.choices = [
+            Choice(request, stream, kitchen.text, ask.stop, prepared.echo_of(i // ask.n))
+            for i, (request, stream) in enumerate(zip(requests, streams, strict=True))
+        ]
+
+    # -- outputs
+
+    async def _outputs(self) -> AsyncIterator[Sequence[tuple[int, Choice]]]:
+        """The choices that have something new, until all are done. Raises the ApiError of one that failed."""
+        source = self._one() if len(self.choices) == 1 else self._several()
+        async for ready in source:
+            for _, choice in ready:
+                if choice.first_ns and not choice.announced:
+                    choice.announced = True
+                    self._first(choice)
+                if choice.error is not None:
+                    raise choice.error
+            yield ready
+
+    async def _one(self) -> AsyncIterator[Sequence[tuple[int, Choice]]]:
+        choice = self.choices[0]
+        ready = ((0, choice),)
+        async for output in choice.stream:
+            choice.take(output)
+            yield ready
+        if not choice.done:
+            choice.lost()
+            yield ready
+
+    async def _several(self) -> AsyncIterator[Sequence[tuple[int, Choice]]]:
+        """All choices side by side; each is taken from only when what it had before is written."""
+        tasks: dict[asyncio.Task[Output], int] = {}
+
+        def await_next(index: int) -> None:
+            tasks[asyncio.ensure_future(_next(self.choices[index]))] = index
+
+        try:
+            for index in range(len(self.choices)):
+                await_next(index)
+            while tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                ready = sorted((tasks[task], task) for task in done)
+                for index, task in ready:
+                    del tasks[task]
+                    _take(self.choices[index], task)
+                yield [(index, self.choices[index]) for index, _ in ready]
+                for index, _ in ready:
+                    if not self.choices[index].done:
+                        await_next(index)
+        finally:
+            for task, index in tasks.items():
+                if task.done():
+                    _take(self.choices[index], task)
+                task.cancel()
+
+    def _first(self, choice: Choice) -> None:
+        assert self._ticket is not None
+        self._ticket.started()
+        ttft_ns = choice.first_ns - self._watch.arrival_ns
+        self._kitchen.publish(
+            FirstToken(
+                at_ns=choice.first_ns, request_id=choice.request.id, ttft_ns=ttft_ns, trace_id=self._trace.trace_id
+            )
+        )
+
+    # -- answers
+
+    def _renderer(self, ask: Ask) -> Renderer:
+        return Renderer(
+            chat=self._operation == "chat",
+            response_id=self.id,
+            created=int(time.time()),
+            model=ask.model,
+            text=self._kitchen.text,
+            logprobs=ask.logprobs is not None,
+        )
+
+    async def _whole(self, request: web.Request, ask: Ask) -> web.StreamResponse:
+        wholes = [Whole() for _ in self.choices]
+        async for ready in self._outputs():
+            for index, choice in ready:
+                wholes[index].add(choice)
+        body = self._renderer(ask).whole(wholes, usage_of(self.choices, self._prompt_tokens))
+        response = web.Response(body=body, content_type="application/json")
+        await self._send(response, request)
+        self._finish()
+        return response
+
+    async def _send(self, response: web.Response, request: web.Request) -> None:
+        """Hand over the whole answer now, so that its last byte can be timed."""
+        start_ns = time.monotonic_ns()
+        await response.prepare(request)
+        await response.write_eof()
+        end_ns = time.monotonic_ns()
+        for choice in self.choices:
+            choice.end_ns = end_ns
+            choice.send_ns += end_ns - start_ns
+
+    async def _stream(self, request: web.Request, ask: Ask) -> web.StreamResponse:
+        renderer = self._renderer(ask)
+        response = web.StreamResponse(headers=_SSE_HEADERS)
+        left = len(self.choices)
+        async for ready in self._outputs():
+            data = b"".join([renderer.chunks(index, choice) for index, choice in ready])
+            left -= sum(choice.done for _, choice in ready)
+            if not left:
+                if ask.include_usage:
+                    data += renderer.usage_chunk(usage_of(self.choices, self._prompt_tokens))
+                data += DONE
+            if data:
+                await self._write(response, request, data, ready)
+        await response.write_eof()
+        self._finish()
+        return response
+
+    async def _write(
+        self, response: web.StreamResponse, request: web.Request, data: bytes, ready: Sequence[tuple[int, Choice]]
+    ) -> None:
+        """One write for all that is there. A slow reader holds up this coroutine and nobody else: what is not taken
+        from the stream is no credit for the engine."""
+        start_ns = time.monotonic_ns()
+        if self._response is None:
+            await response.prepare(request)
+            self._response = response
+        await response.write(data)
+        end_ns = time.monotonic_ns()
+        for _, choice in ready:
+            choice.send_ns += end_ns - start_ns
+            choice.end_ns = end_ns
+
+    async def _end_with(self, error: ApiError) -> None:
+        """A stream that fails says so in its last event. There is no [DONE]: it is not done."""
+        assert self._response is not None
+        try:
+            await self._response.write(b"data: " + error.body() + b"\n\n")
+            await self._response.write_eof()
+        except ConnectionResetError:
+            log.info("request %s: the client left before it could be told of %s", self.group_id, error.code)
+
+    # -- the end
+
+    def _finish(self) -> None:
+        """Everything was sent."""
+        for choice in self.choices:
+            self._record(choice, choice.outcome or FinishReason.ERROR, "", 200)
+
+    def _cancel(self) -> int:
+        live = [choice for choice in self.choices if not choice.done]
+        for choice in live:
+            choice.stream.cancel("abort")
+        return len(live)
+
+    def _leave(self, reason: FinishReason, code: str, status: int) -> None:
+        """It ends otherwise than by being served: now, for what the engine is through with or never had; and as soon
+        as the engine has told its part, for the rest."""
+        self._cancel()
+        now_ns = time.monotonic_ns()
+        if not self.choices:
+            self._publish_record(0, None, reason, code, status, now_ns)
+            return
+        for choice in self.choices:
+            choice.end_ns = max(now_ns, choice.end_ns)
+        task = asyncio.get_running_loop().create_task(self._settle(reason, code, status), name=f"settle-{self.id}")
+        self._kitchen.settling.add(task)
+        task.add_done_callback(self._kitchen.settling.discard)
+
+    async def _settle(self, reason: FinishReason, code: str, status: int) -> None:
+        for choice in self.choices:
+            try:
+                async with asyncio.timeout(_SETTLE_S):
+                    while not choice.done:
+                        choice.take(await _next(choice))
+            except StopAsyncIteration:
+                choice.lost()
+            except TimeoutError:
+                log.warning("request %s: the engine did not say how a cancelled choice ended", self.group_id)
+            if choice.outcome in (FinishReason.STOP, FinishReason.LENGTH) and reason is not FinishReason.ABORT:
+                self._record(choice, choice.outcome, "", status)  # this one was served; another one failed
+            else:
+                own = choice.outcome in (FinishReason.DEADLINE, FinishReason.ERROR)
+                self._record(choice, choice.outcome if own and choice.outcome else reason, code, status)
+
+    def _record(self, choice: Choice, reason: FinishReason, code: str, status: int) -> None:
+        end_ns = max(choice.end_ns, choice.taken_ns)
+        self._publish_record(self.choices.index(choice), choice, reason, code, status, end_ns)
+
+    def _publish_record(
+        self, index: int, choice: Choice | None, reason: FinishReason, code: str, status: int, end_ns: int
+    ) -> None:
+        ask = self._ask
+        record = compose(
+            self._watch,
+            self._trace,
+            choice,
+            at_ns=end_ns,
+            request_id=choice.request.id if choice else f"{self.id}-0",
+            group_id=self.group_id,
+            index=index,
+            model=self._kitchen.served.names[0],
+            operation=self._operation,
+            stream=bool(ask and ask.stream),
+            reason=str(reason),
+            error=code,
+            status=status,
+            prompt_tokens=len(choice.request.prompt) if choice else self._prompt_tokens,
+            n=ask.n if ask else 1,
+        )
+        self._kitchen.publish(record)
+        log.info(
+            "%s %s: %s, %d prompt tokens, %d output tokens, %.1f ms",
+            record.operation,
+            record.request_id,
+            record.error or record.reason,
+            record.prompt_tokens,
+            record.output_tokens,
+            (end_ns - record.arrival_ns) / 1e6,
+            extra={"request_id": self.group_id},
+        )
+
+
+async def _next(choice: Choice) -> Output:
+    """Its next Output. StopAsyncIteration cannot leave a task, hence the detour of `_take`."""
+    return await anext(aiter(choice.stream))
+
+
+def _take(choice: Choice, task: "asyncio.Task[Output]") -> None:
+    """What a finished task of `_next` brought."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is None:
+        choice.take(task.result())
+    elif isinstance(error, StopAsyncIteration):
+        choice.lost()
+    else:
+        raise error
