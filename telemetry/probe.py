@@ -1,0 +1,190 @@
+"""The probe: what the machine says about memory, measured, never booked.
+
+Owns reading /proc and the cgroup files (v2, v1 or none), always under a `root` that tests replace. 'Not available' is a
+value (None), because it is the truth on many machines. Enter at any of the functions; none keeps anything open.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+# cgroup v1 writes 'no limit' as the largest page-aligned number, which depends on the page size.
+_NO_LIMIT_BYTES = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """A process's resident memory: all = anonymous + file-backed + shared (shmem)."""
+
+    total_bytes: int
+    anonymous_bytes: int
+    file_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The machine's memory. `available_bytes` is the kernel's estimate of what can be had without swapping."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cgroup:
+    """The memory controller that governs a process. `version` 0 means none was found.
+
+    `limit_bytes` is the least limit from its group up to the root of what can be seen; None = no limit. `oom_kills`
+    counts processes killed in the group by its limit, `pressure_us` is (some, full) stall time, where the kernel tells.
+    """
+
+    version: int
+    limit_bytes: int | None = None
+    usage_bytes: int | None = None
+    oom_kills: int | None = None
+    pressure_us: tuple[int, int] | None = None
+
+
+def resident_bytes(pid: int | None = None, root: Path = ROOT) -> int | None:
+    """Resident memory of a process (our own by default), cheaply; None if it is gone or cannot be seen."""
+    text = _read(_proc(pid, root) / "statm")
+    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") if text else None
+
+
+def resident(pid: int | None = None, root: Path = ROOT) -> Resident | None:
+    """Resident memory of a process by kind; None if it is gone or the kernel does not say."""
+    found = _keyed(_read(_proc(pid, root) / "status"), unit=1024)
+    try:
+        return Resident(
+            total_bytes=found["VmRSS"],
+            anonymous_bytes=found["RssAnon"],
+            file_bytes=found["RssFile"],
+            shared_bytes=found["RssShmem"],
+        )
+    except KeyError:
+        return None
+
+
+def mapping_bytes(name: str, pid: int | None = None, root: Path = ROOT) -> int | None:
+    """Resident bytes of the mappings called `name` in smaps (a path, or '[anon:…]'); None if there is no such one."""
+    text = _read(_proc(pid, root) / "smaps")
+    found: int | None = None
+    inside = False
+    for line in (text or "").splitlines():
+        head = line.split(maxsplit=5)
+        if head and "-" in head[0] and not head[0].endswith(":"):
+            inside = len(head) == 6 and head[5] == name
+        elif inside and line.startswith("Rss:"):
+            found = (found or 0) + int(line.split()[1]) * 1024
+    return found
+
+
+def cpu_seconds(pid: int | None = None, root: Path = ROOT) -> float | None:
+    """User and system time that a process has used; None if it is gone."""
+    text = _read(_proc(pid, root) / "stat")
+    if not text:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name, in parentheses, may hold anything
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def host_memory(root: Path = ROOT) -> HostMemory | None:
+    """The machine's memory, or None where there is no /proc/meminfo."""
+    found = _keyed(_read(root / "proc/meminfo"), unit=1024)
+    if "MemTotal" not in found:
+        return None
+    return HostMemory(total_bytes=found["MemTotal"], available_bytes=found.get("MemAvailable", found.get("MemFree", 0)))
+
+
+def cgroup(pid: int | None = None, root: Path = ROOT) -> Cgroup:
+    """The memory cgroup of a process (our own by default)."""
+    paths = {}
+    for line in (_read(_proc(pid, root) / "cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths["v2" if number == "0" and not controllers else controllers] = path
+    v1 = next((path for name, path in paths.items() if "memory" in name.split(",")), None)
+    if v1 is not None:
+        return _cgroup_v1(root / "sys/fs/cgroup/memory", v1)
+    if "v2" in paths:
+        return _cgroup_v2(root / "sys/fs/cgroup", paths["v2"])
+    return Cgroup(version=0)
+
+
+def memory_limit_bytes(root: Path = ROOT) -> int | None:
+    """The least of the machine's memory and the cgroup's limit; None if neither is known."""
+    host, limit = host_memory(root), cgroup(root=root).limit_bytes
+    known = [value for value in (host.total_bytes if host else None, limit) if value is not None]
+    return min(known, default=None)
+
+
+def _cgroup_v2(mount: Path, path: str) -> Cgroup:
+    groups = [group for group in _up(mount, path) if (group / "memory.current").exists()]
+    if not groups:
+        return Cgroup(version=2 if (mount / "cgroup.controllers").exists() else 0)
+    own = groups[0]
+    limits = [_number(group / "memory.max") for group in groups]
+    return Cgroup(
+        version=2,
+        limit_bytes=min((limit for limit in limits if limit is not None), default=None),
+        usage_bytes=_number(own / "memory.current"),
+        oom_kills=_keyed(_read(own / "memory.events")).get("oom_kill"),
+        pressure_us=_pressure(own / "memory.pressure"),
+    )
+
+
+def _cgroup_v1(mount: Path, path: str) -> Cgroup:
+    groups = [group for group in _up(mount, path) if (group / "memory.limit_in_bytes").exists()]
+    if not groups:
+        return Cgroup(version=0)
+    own = groups[0]
+    limits = [_number(group / "memory.limit_in_bytes") for group in groups]
+    limits.append(_keyed(_read(own / "memory.stat")).get("hierarchical_memory_limit"))
+    return Cgroup(
+        version=1,
+        limit_bytes=min((limit for limit in limits if limit is not None and limit < _NO_LIMIT_BYTES), default=None),
+        usage_bytes=_number(own / "memory.usage_in_bytes"),
+        oom_kills=_keyed(_read(own / "memory.oom_control")).get("oom_kill"),
+    )
+
+
+def _up(mount: Path, path: str) -> list[Path]:
+    """The group and its ancestors below `mount`, innermost first. In a container the path may be the host's: the parts
+    that do not exist here are skipped by the caller."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _pressure(path: Path) -> tuple[int, int] | None:
+    totals = {}
+    for line in (_read(path) or "").splitlines():
+        kind, *fields = line.split()
+        totals[kind] = next((int(field[6:]) for field in fields if field.startswith("total=")), 0)
+    return (totals["some"], totals.get("full", 0)) if "some" in totals else None
+
+
+def _proc(pid: int | None, root: Path) -> Path:
+    return root / "proc" / ("self" if pid is None else str(pid))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = (_read(path) or "").strip()
+    return int(text) if text.isdigit() else None  # 'max' is no limit
+
+
+def _keyed(text: str | None, unit: int = 1) -> dict[str, int]:
+    """Lines of `key value` or `key: value kB`, the values times `unit`."""
+    found = {}
+    for line in (text or "").splitlines():
+        fields = line.replace(":", " ").split()
+        if len(fields) >= 2 and fields[1].isdigit():
+            found[fields[0]] = int(fields[1]) * unit
+    return found
