@@ -9,10 +9,14 @@ TITLE: Final = "Incidents"
 
 def panels() -> Panels:
     """The panels of this row, in reading order."""
+    return [*_faults(), *_signs()]
 
-    def count(name: str, by: str) -> list[Query]:
-        return [Query(f"sum by ({by}) (increase({metric(name)}{RATE}))", f"{{{{{by}}}}}")]
 
+def _count(name: str, by: str) -> list[Query]:
+    return [Query(f"sum by ({by}) (increase({metric(name)}{RATE}))", f"{{{{{by}}}}}")]
+
+
+def _faults() -> Panels:
     return [
         graph(
             "Alerts firing",
@@ -23,27 +27,32 @@ def panels() -> Panels:
         graph(
             "Out of memory, by cause",
             "The bundle of each says why: inferd doctor.",
-            count("inferd_oom_total", "cause"),
+            _count("inferd_oom_total", "cause"),
             stack=STACK,
         ),
         graph(
             "Incidents, by cause",
             "Faults that were classified and written down.",
-            count("inferd_incidents_total", "cause"),
+            _count("inferd_incidents_total", "cause"),
             stack=STACK,
         ),
         graph(
             "Engine restarts, by cause",
             "Each ended the requests that were running.",
-            count("inferd_engine_restarts_total", "cause"),
+            _count("inferd_engine_restarts_total", "cause"),
             stack=STACK,
         ),
         graph(
             "Telemetry dropped, by sink",
             "Loss is visible: while this is not zero, other panels may be too low.",
-            count("inferd_telemetry_dropped_total", "sink"),
+            _count("inferd_telemetry_dropped_total", "sink"),
             stack=STACK,
         ),
+    ]
+
+
+def _signs() -> Panels:
+    return [
         graph(
             "Age of what is shown",
             "Progress: since the engine's last step or tick. Snapshot: since its last report.",

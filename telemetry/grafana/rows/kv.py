@@ -9,13 +9,16 @@ TITLE: Final = "KV cache"
 
 def panels() -> Panels:
     """The panels of this row, in reading order."""
-    blocks = metric("inferd_kv_blocks")
-    outcomes = rate("inferd_prefix_cache_tokens_total")
+    return [*_blocks(), *_lost_and_saved()]
+
+
+def _blocks() -> Panels:
+    hits, prompts = rate("inferd_prefix_cache_tokens_total", outcome="hit"), rate("inferd_prefix_cache_tokens_total")
     return [
         graph(
             "KV blocks",
             "Active ones are held by sequences; cached ones are kept for reuse and given up at once when needed.",
-            [Query(f"sum by (state) ({blocks})", "{{state}}")],
+            [Query(f"sum by (state) ({metric('inferd_kv_blocks')})", "{{state}}")],
             stack=STACK,
         ),
         graph(
@@ -33,10 +36,15 @@ def panels() -> Panels:
         graph(
             "Prefix hit ratio",
             "Share of prompt tokens that were not computed. Recomputation after preemption is counted apart.",
-            [Query(f"{rate('inferd_prefix_cache_tokens_total', outcome='hit')} / {outcomes}", "hits")],
+            [Query(f"{hits} / {prompts}", "hits")],
             unit="percentunit",
             top=1,
         ),
+    ]
+
+
+def _lost_and_saved() -> Panels:
+    return [
         graph(
             "Preemptions",
             "Choices that lost their blocks. A few are normal when memory is full; many are thrash.",
