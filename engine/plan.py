@@ -119,7 +119,8 @@ class Runner(Protocol):
     depth: int
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin a step. Raises OutOfMemory (the plan had no effect beyond its row diff) or EngineFault."""
+        """Begin a step. Raises EngineFault, or OutOfMemory: then the plan's diff (rows, tables, copies, discards) is
+        applied and stays, but nothing was sampled, and the same positions will be granted again by a later plan."""
 
     def collect(self) -> StepResult:
         """The oldest launched step's result. Raises OutOfMemory or EngineFault."""

@@ -16,7 +16,7 @@ if __name__ == "__main__":  # run by path: the repository's root is not on the i
 
 from engine.budget import Limits, Resolved
 from engine.config import EngineConfig
-from engine.errors import CorruptModel, DoesNotFit, EngineFault, InferdError, OutOfMemory
+from engine.errors import CorruptModel, DoesNotFit, EngineFault, InferdError
 from engine.plan import StepPlan, StepResult
 from engine.process import Loaded, main
 from tests.fakes.runner import FakeRunner
@@ -68,8 +68,8 @@ class FaultyRunner:
 
     depth = 1
 
-    def __init__(self, planted: argparse.Namespace) -> None:
-        self._inner = FakeRunner()
+    def __init__(self, planted: argparse.Namespace, block_size: int) -> None:
+        self._inner = FakeRunner(block_size, oom=self._runs_out)
         self._planted = planted
         self._steps = 0  # that granted something
 
@@ -77,13 +77,6 @@ class FaultyRunner:
         planted = self._planted
         if plan.slices:
             self._steps += 1
-            if planted.oom_once_at_step == self._steps:
-                raise OutOfMemory("planted once", requested_bytes=1 << 20)
-            most = max(piece.start + piece.count for piece in plan.slices)
-            if planted.oom_over_request_tokens and most > planted.oom_over_request_tokens:
-                raise OutOfMemory(f"a row of {most} tokens is too long", requested_bytes=1 << 20)
-            if planted.oom_from_step and self._steps >= planted.oom_from_step:
-                raise OutOfMemory("planted", requested_bytes=1 << 20)
             if planted.die_at_step == self._steps:
                 os.abort()
             if planted.hang_at_step == self._steps:
@@ -91,6 +84,15 @@ class FaultyRunner:
             while planted.spin_at_step == self._steps:
                 pass
         self._inner.launch(plan)
+
+    def _runs_out(self, plan: StepPlan) -> bool:
+        """Whether this step is to run out of memory: once, from some step on, or because a row is too long."""
+        planted, longest = self._planted, max((piece.start + piece.count for piece in plan.slices), default=0)
+        return bool(
+            (plan.slices and planted.oom_once_at_step == self._steps)
+            or 0 < planted.oom_over_request_tokens < longest
+            or 0 < planted.oom_from_step <= self._steps
+        )
 
     def collect(self) -> StepResult:
         if self._planted.step_s:
@@ -113,7 +115,7 @@ def load(planted: argparse.Namespace) -> Callable[[EngineConfig, Callable[[str, 
         if planted.load_fault:
             raise _LOAD_FAULTS[planted.load_fault]("planted while loading", "do not plant it")
         resolved, limits = fake_resolved(config, planted.kv_blocks, planted.rows)
-        runner = FaultyRunner(planted)
+        runner = FaultyRunner(planted, config.block_size)
         return Loaded(resolved=resolved, limits=limits, runner=runner, phases={"weights": 1}, cache_root="fake")
 
     return _load

@@ -1,0 +1,51 @@
+"""What becomes of sampled tokens: kept, or the end of the choice. Changes the sequence's tokens and nothing else.
+
+It must not know blocks, rows or other sequences. Enter at `accept`.
+"""
+
+from dataclasses import dataclass
+
+from engine.plan import StepResult
+from engine.request import FinishReason, TokenLogprob
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """`tokens` were appended; `finish` is set if the choice ends here, by `stop_token` if that is why."""
+
+    tokens: tuple[int, ...]
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+
+
+def accept(sequence: Sequence, tokens: tuple[int, ...], most: int) -> Accepted:
+    """Append tokens until one ends the choice: one of its stop tokens (which is not part of the answer) once
+    `min_tokens` are there, or the last that fits into its length and into the `most` tokens there is room for."""
+    sampling = sequence.request.sampling
+    most = min(most, sequence.max_len)
+    for index, token in enumerate(tokens):
+        if token in sampling.stop_token_ids and sequence.output_len >= sampling.min_tokens:
+            return Accepted(tokens[:index], FinishReason.STOP, token)
+        sequence.tokens.append(token)
+        if len(sequence.tokens) >= most:
+            return Accepted(tokens[: index + 1], FinishReason.LENGTH)
+    return Accepted(tokens)
+
+
+def new_prompt_logprobs(
+    sequence: Sequence, start: int, result: StepResult, index: int
+) -> tuple[TokenLogprob | None, ...]:
+    """The log-probabilities of prompt tokens that slice `index`, which began at `start`, yielded for the first time.
+
+    Position p yields that of token p + 1; the first token has none (None). After a preemption they come again.
+    """
+    if not result.prompt_logprobs or sequence.request.sampling.prompt_logprobs is None:
+        return ()
+    found: tuple[TokenLogprob | None, ...] = result.prompt_logprobs[index]
+    first = start + 1
+    if start == 0:
+        found, first = (None, *found), 0
+    new = found[max(0, sequence.prompt_logprobs_sent - first) :]
+    sequence.prompt_logprobs_sent += len(new)
+    return new

@@ -1,0 +1,110 @@
+"""PlanBuilder: the step under way, from the moment the step before was handed out until `build`.
+
+Collects rows that begin, end and advance, and why. It must not decide anything (engine/scheduler.py does) and never
+outlives its step. Enter at `grant` and `build`.
+"""
+
+from engine.plan import Admission, PlanWhy, Preemption, RowInit, SeqSlice, StepPlan
+from engine.sequence import Sequence
+
+Grant = tuple[Sequence, SeqSlice]
+
+
+class PlanBuilder:
+    """What happens between two steps (a cancelled request's row, a preemption after a failure) is collected here too,
+    and reaches the device with the next plan."""
+
+    def __init__(self) -> None:
+        self.grants: dict[int, Grant] = {}  # by row
+        self._inits: list[RowInit] = []
+        self._admissions: list[Admission] = []
+        self._released: list[int] = []
+        self._preempted: list[Preemption] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether the device has something to hear even if no position is granted."""
+        return bool(self._released)
+
+    def grant(self, sequence: Sequence, count: int, new_blocks: tuple[int, ...] = ()) -> None:
+        """The next `count` positions; a token is sampled if that reaches the end of what is known."""
+        start = sequence.computed
+        self.grants[sequence.row] = (
+            sequence,
+            SeqSlice(sequence.row, start, count, new_blocks, start + count == len(sequence.tokens)),
+        )
+
+    def admit(self, sequence: Sequence, admission: Admission) -> None:
+        self._inits.append(
+            RowInit(
+                row=sequence.row,
+                request_id=sequence.request.id,
+                tokens=tuple(sequence.tokens),
+                prompt_len=sequence.prompt_len,
+                sampling=sequence.request.sampling,
+                blocks=tuple(sequence.blocks),
+            )
+        )
+        self._admissions.append(admission)
+
+    def release(self, row: int) -> None:
+        """The row ends, and with it what it was granted in this step."""
+        self._released.append(row)
+        self.grants.pop(row, None)
+
+    def preempted(self, preemption: Preemption) -> None:
+        self._preempted.append(preemption)
+
+    def build(
+        self,
+        step: int,
+        copies: tuple[tuple[int, int], ...],
+        discarded: tuple[int, ...],
+        waiting: tuple[int, int, int],
+    ) -> StepPlan:
+        """The plan. `waiting`: how many wait for capacity, for KV blocks, and for tokens of a step."""
+        grants = self.grants.values()
+        return StepPlan(
+            step=step,
+            slices=tuple([piece for _, piece in grants]),
+            admitted=tuple(self._inits),
+            released=tuple(self._released),
+            copies=copies,
+            discarded=discarded,
+            why=self._why(waiting),
+        )
+
+    def _why(self, waiting: tuple[int, int, int]) -> PlanWhy:
+        """Count the grants by kind: what was computed before is recomputation; of the rest, what comes before the
+        first token is prefill and what comes after it is decode."""
+        prefill_rows = prefill_tokens = decode_rows = decode_tokens = recompute_tokens = context_tokens = 0
+        for sequence, piece in self.grants.values():
+            count, end = piece.count, piece.start + piece.count
+            context_tokens += end
+            again = 0
+            if piece.start < sequence.recompute_until:
+                again = min(end, sequence.recompute_until) - piece.start
+                recompute_tokens += again
+            if sequence.first_token_ns and not again:
+                decode_rows += 1
+                decode_tokens += count
+            else:
+                prefill_rows += 1
+                if sequence.first_token_ns:
+                    decode_tokens += count - again
+                else:
+                    prefill_tokens += count - again
+        capacity, kv, budget = waiting
+        return PlanWhy(
+            admitted=tuple(self._admissions),
+            preempted=tuple(self._preempted),
+            waiting_capacity=capacity,
+            waiting_kv=kv,
+            waiting_budget=budget,
+            prefill_rows=prefill_rows,
+            decode_rows=decode_rows,
+            prefill_tokens=prefill_tokens,
+            decode_tokens=decode_tokens,
+            recompute_tokens=recompute_tokens,
+            context_tokens=context_tokens,
+        )
