@@ -6,6 +6,8 @@ Stdlib only. It must not read weights. Enter at `from_hf_config` or `ModelSpec.f
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.errors import CorruptModel, UnknownArchitecture
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
@@ -41,6 +43,10 @@ class ModelSpec:
     mlp_bias: bool = False
     hidden_act: str = "silu"
 
+    def window(self, layer: int) -> int | None:
+        """The layer's sliding window in tokens; None = full attention."""
+        return self.sliding_windows[layer] if self.sliding_windows else None
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """2 x layers x KV heads x head size x bytes."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
@@ -53,3 +59,82 @@ class ModelSpec:
         scaling = data.get("rope_scaling")
         windows = tuple(data.get("sliding_windows") or ())
         return cls(**{**data, "rope_scaling": RopeScaling(**scaling) if scaling else None, "sliding_windows": windows})
+
+
+_HF_FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+def from_hf_config(config: dict[str, Any]) -> ModelSpec:
+    """From a config.json, of transformers 4 or 5. Raises UnknownArchitecture for what no family of ours is meant for,
+    CorruptModel for a config without the numbers it needs."""
+    names = config.get("architectures") or []
+    family = next((_HF_FAMILIES[name] for name in names if name in _HF_FAMILIES), None)
+    if family is None:
+        said = ", ".join(names) or config.get("model_type", "nothing")
+        raise UnknownArchitecture(f"config.json declares {said}", f"served are {', '.join(_HF_FAMILIES)}")
+    if config.get("hidden_act", "silu") != "silu":
+        raise UnknownArchitecture(f"activation {config['hidden_act']!r} is not served", "served is silu")
+    try:
+        heads = int(config["num_attention_heads"])
+        rope = config.get("rope_parameters") or {}
+        return ModelSpec(
+            family=family,
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            rms_norm_eps=float(config["rms_norm_eps"]),
+            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+            max_position=int(config["max_position_embeddings"]),
+            # transformers leaves out what equals the class's default: tied for none of these but by their own word
+            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+            rope_scaling=_scaling(config.get("rope_scaling") or rope),
+            sliding_windows=_windows(config, family),
+            attention_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
+            attention_out_bias=family != "qwen2" and bool(config.get("attention_bias", False)),
+            mlp_bias=bool(config.get("mlp_bias", False)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptModel(f"config.json lacks or garbles {error}") from error
+
+
+def _scaling(rope: dict[str, Any]) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=float(rope["factor"]))
+    if kind == "llama3":
+        return RopeScaling(
+            kind="llama3",
+            factor=float(rope["factor"]),
+            low_freq_factor=float(rope["low_freq_factor"]),
+            high_freq_factor=float(rope["high_freq_factor"]),
+            original_max_position=int(rope["original_max_position_embeddings"]),
+        )
+    raise UnknownArchitecture(f"rope scaling {kind!r} is not served", "served are linear and llama3")
+
+
+def _windows(config: dict[str, Any], family: str) -> tuple[int | None, ...]:
+    """One a layer, or () where every layer attends to everything."""
+    window = config.get("sliding_window")
+    layers = int(config["num_hidden_layers"])
+    if not window or family == "llama":
+        return ()
+    if family == "mistral":
+        return (int(window),) * layers
+    if not config.get("use_sliding_window"):
+        return ()
+    kinds = config.get("layer_types")
+    if kinds:
+        return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    first = int(config.get("max_window_layers", layers))
+    return tuple(int(window) if index >= first else None for index in range(layers))

@@ -1,0 +1,140 @@
+"""From a prepared model to a runner: look at the machine, plan, load, warm up; every stage timed.
+
+Owns the order of start-up on the device. The plan itself is engine/budget.py's. Enter at `start`.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine.budget import Limits, Resolved, resolve
+from engine.config import EngineConfig
+from engine.device.rows import Rows
+from engine.device.runner import TorchRunner, translated
+from engine.device.sample import Sampler
+from engine.errors import ConfigError
+from engine.kernels.cpu import Cpu
+from engine.kernels.ops import Ops
+from engine.kernels.reference import Reference
+from engine.kv.layout import blocks_for
+from engine.kv.store import KVStore
+from engine.layers.decoder import Decoder
+from engine.layers.rotary import rope_tables
+from engine.load.assign import Weights
+from engine.load.checkpoint import Checkpoint, dtype_of
+from engine.machine import ActivationCost, MachineFacts, host_facts
+from engine.manifest import Manifest
+from engine.models.families import builder
+from engine.plan import RowInit, SeqSlice, StepPlan
+from engine.request import SamplingParams
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A runner ready to serve, what was resolved, the limits to begin with, and the stages of start-up in ns."""
+
+    resolved: Resolved
+    limits: Limits
+    runner: TorchRunner
+    phases: dict[str, int]
+
+
+class _Phases:
+    """Stamps the end of each stage."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.ns: dict[str, int] = {}
+        self._progress = progress
+        self._since_ns = time.monotonic_ns()
+
+    def end(self, name: str, share: float) -> None:
+        now_ns = time.monotonic_ns()
+        self.ns[name] = now_ns - self._since_ns
+        self._since_ns = now_ns
+        self._progress(name, share)
+
+
+def start(config: EngineConfig, manifest: Manifest, model_dir: Path, progress: Progress) -> Started:
+    """Raises ModelError (files), ConfigError (settings), DoesNotFit (memory), OutOfMemory."""
+    phases = _Phases(progress)
+    device = _device(config)
+    facts = _cuda_facts(config, manifest) if device == "cuda" else host_facts(config, manifest, _resident_bytes())
+    torch.set_num_threads(facts.threads)
+    dtype = dtype_of(facts.dtype)
+    ops: Ops = Cpu(dtype) if device == "cpu" else Reference()
+    checkpoint = Checkpoint(manifest.weight_paths(model_dir))
+    dry = Weights(checkpoint, ops, torch.device(device), dtype, dry=True)
+    build = builder(manifest.spec.family)
+    build(manifest.spec, dry, ops)
+    resolved, limits = resolve(config, manifest, replace(facts, weights_bytes=dry.bytes))
+    resolved = replace(resolved, reasons={**resolved.reasons, "device": f"{facts.device_name}; {ops.reason}"})
+    phases.end("plan", 0.1)
+    with translated(), torch.inference_mode():
+        model = build(manifest.spec, Weights(checkpoint, ops, torch.device(device), dtype), ops)
+        phases.end("weights", 0.7)
+        runner = _runner(manifest, resolved, model)
+        phases.end("pool", 0.8)
+    _warm_up(runner, resolved)
+    phases.end("warm_up", 1.0)
+    return Started(resolved=resolved, limits=limits, runner=runner, phases=phases.ns)
+
+
+def _runner(manifest: Manifest, resolved: Resolved, model: Decoder) -> TorchRunner:
+    spec, device = manifest.spec, torch.device(resolved.device)
+    store = KVStore(spec, resolved)
+    rope = rope_tables(spec, resolved.max_model_len + 1, device, dtype_of(resolved.dtype))
+    return TorchRunner(model, store, Rows(resolved, store), Sampler(spec.vocab_size, device), rope)
+
+
+def _warm_up(runner: TorchRunner, resolved: Resolved) -> None:
+    """The largest legal step once, then a decode: what they need is allocated and what is lazy is done before the first
+    request comes; a plan that was wrong about memory fails here and not at night."""
+    most = min(resolved.step_tokens, resolved.max_model_len - 1, resolved.kv_blocks * resolved.block_size - 1)
+    blocks = tuple(range(blocks_for(most + 1, resolved.block_size)))
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    begin = RowInit(row=0, request_id="warm-up", tokens=(0,) * most, prompt_len=most, sampling=params, blocks=blocks)
+    whole = SeqSlice(row=0, start=0, count=most, sample=True)
+    for plan in (
+        StepPlan(step=0, admitted=(begin,), slices=(whole,)),
+        StepPlan(step=0, slices=(SeqSlice(row=0, start=most, count=1, sample=True),)),
+        StepPlan(step=0, slices=(), released=(0,), discarded=blocks),
+    ):
+        runner.launch(plan)
+        runner.collect()
+
+
+def _device(config: EngineConfig) -> str:
+    if config.device != "auto":
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("--device cuda: torch sees no CUDA device here", "use --device cpu, or check the driver")
+        return config.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _cuda_facts(config: EngineConfig, manifest: Manifest) -> MachineFacts:
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    return MachineFacts(
+        device="cuda",
+        device_name=torch.cuda.get_device_name(),
+        total_bytes=total_bytes,
+        available_bytes=free_bytes,
+        cgroup_limit_bytes=None,  # it bounds the host's memory, not the device's
+        threads=config.threads or 1,
+        threads_reason="asked for" if config.threads else "the host only launches kernels",
+        dtype=dtype,
+        dtype_reason="the device's native half precision" if config.dtype == "auto" else "asked for (--dtype)",
+        runtime_bytes=total_bytes - free_bytes,
+        weights_bytes=0,
+        activation=ActivationCost.estimate(manifest.spec, dtype),
+    )
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
