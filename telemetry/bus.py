@@ -23,6 +23,15 @@ log = logging.getLogger(__name__)
 
 Sink = Callable[[list[Event]], None]
 
+
+class Undelivered(Exception):
+    """Raised by a sink that knows how many of the batch's events it lost; any other error counts the whole batch."""
+
+    def __init__(self, count: int, why: str) -> None:
+        super().__init__(why)
+        self.count = count
+
+
 QUEUE_EVENTS = 8192
 BATCH_EVENTS = 512
 BATCH_SECONDS = 0.02
@@ -38,10 +47,13 @@ class Bus:
         *,
         queue_events: int = QUEUE_EVENTS,
         batch_seconds: float = BATCH_SECONDS,
+        pace: Mapping[str, float] | None = None,
     ) -> None:
+        """`batch_seconds` is how long a sink waits after an event for more of them; `pace` has it for some by name."""
         self._recorder = recorder
         self._unrecorded = 0
-        self._outlets = tuple(_Outlet(name, sink, queue_events, batch_seconds) for name, sink in sinks.items())
+        paces = {**dict.fromkeys(sinks, batch_seconds), **(pace or {})}
+        self._outlets = tuple(_Outlet(name, sink, queue_events, paces[name]) for name, sink in sinks.items())
 
     def publish(self, event: Event) -> None:
         """Record `event` now, hand it to every sink soon."""
@@ -100,7 +112,7 @@ class _Outlet:
         self._busy = 0  # events taken from the queue and not yet delivered
         self._wake = threading.Event()
         self._idle = threading.Condition()
-        self._hurry = False  # somebody flushes: do not wait for a fuller batch
+        self._hurry = threading.Event()  # somebody flushes or closes: do not wait for a fuller batch
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"telemetry-{name}", daemon=True)
         self._thread.start()
@@ -119,14 +131,15 @@ class _Outlet:
 
     def flush(self, deadline: float) -> bool:
         with self._idle:
-            self._hurry = True
+            self._hurry.set()
             self._wake.set()
             done = self._idle.wait_for(lambda: self.waiting == 0, max(0.0, deadline - time.monotonic()))
-            self._hurry = False
+            self._hurry.clear()
         return done
 
     def stop(self) -> None:
         self._stopping = True
+        self._hurry.set()
         self._wake.set()
 
     def join(self, timeout_s: float) -> None:
@@ -140,8 +153,7 @@ class _Outlet:
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            if not (self._hurry or self._stopping):
-                time.sleep(self._batch_seconds)
+            self._hurry.wait(self._batch_seconds)
             self._wake.clear()  # before draining: what is put from here on wakes us again
             while self._queue:
                 self._deliver()
@@ -156,8 +168,8 @@ class _Outlet:
         batch = [self._queue.popleft() for _ in range(self._busy)]
         try:
             self._sink(batch)
-        except Exception:
-            self._lose(len(batch))
+        except Exception as error:
+            self._lose(error.count if isinstance(error, Undelivered) else len(batch))
             if not self._failed:
                 self._failed = True
                 log.exception("telemetry sink %r failed; further failures are only counted", self.name)
