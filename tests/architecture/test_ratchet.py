@@ -146,8 +146,8 @@ def test_every_module_says_what_it_owns() -> None:
     assert not silent
 
 
-def test_public_classes_and_functions_say_what_they_do_in_the_tui_of_an_editor() -> None:
-    """Public top-level classes carry a docstring: that is where shapes, units and errors stand."""
+def test_public_classes_say_what_they_are() -> None:
+    """That is where shapes, units and errors stand."""
     silent = [
         f"{s.path}::{node.name}"
         for s in sources()
