@@ -9,7 +9,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # Stamps: set-up is repeated only when what it was made from has changed.
 BASE_STAMP := $(VENV)/.base-installed
 TEST_STAMP := $(VENV)/.test-installed
-PACKAGES := autotune daemon engine k8s runbooks telemetry tui
 
 .PHONY: help setup run test lint types perf clean
 .DEFAULT_GOAL := help
@@ -34,8 +33,7 @@ types: $(TEST_STAMP) ## mypy
 	$(BIN)/mypy
 
 perf: $(TEST_STAMP) ## make perf NAME=x: measure tests/perf/x.py, write its result and the ledger
-	@test -n "$(NAME)" || { echo "make perf NAME=x, where x is one of: $$(cd tests/perf && ls *_*.py | sed 's/\.py$$//' | tr '\n' ' ')" >&2; exit 2; }
-	$(BIN)/python -m tests.perf.harness $(NAME) $(ARGS)
+	@$(BIN)/python -m tests.perf.harness $(NAME) $(ARGS)
 
 clean: ## remove .venv and caches (models and state live elsewhere: see README)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -43,7 +41,7 @@ clean: ## remove .venv and caches (models and state live elsewhere: see README)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
-	  || { echo "inferd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Install it, or: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	  || { echo "inferd needs Python 3.11 or newer, which $(PYTHON) is not; install it, or: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "python3 cannot make a virtual environment; on Debian: apt-get install -y python3-venv" >&2; rm -rf $(VENV); exit 2; }
 

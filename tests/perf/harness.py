@@ -112,11 +112,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.perf.harness", description="Measure one thing and record it."
     )
-    parser.add_argument("name")
+    parser.add_argument("name", nargs="?", default="")
     parser.add_argument("--quick", action="store_true", help="smallest run; print it, keep nothing")
     asked = parser.parse_args()
     if asked.name not in scripts():
-        print(f"there is no tests/perf/{asked.name}.py; there are: {', '.join(scripts())}", file=sys.stderr)
+        print(f"make perf NAME=x, where x is one of: {', '.join(scripts())}", file=sys.stderr)
         return 2
     result = measure(asked.name, asked.quick)
     for key, value in result["summary"].items():
