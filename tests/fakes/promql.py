@@ -22,10 +22,11 @@ OWN_SERIES = {"up": set[str](), "ALERTS": {"alertname", "alertstate", "severity"
 
 @dataclass(frozen=True)
 class Selector:
-    """`name{label op value, …}`; `matchers` maps a label to its pattern."""
+    """`name{label op value, …}` as it stands; `matchers` maps a label to its pattern, whatever the operator."""
 
     name: str
     matchers: dict[str, str]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ def read(text: str) -> Expression:
         elif following == "{":
             end = tokens.index(("mark", "}"), at)
             inside = [word for _, word in tokens[at + 1 : end] if word != ","]
-            selectors.append(Selector(token, {inside[i]: inside[i + 2][1:-1] for i in range(0, len(inside), 3)}))
+            matchers = {inside[i]: inside[i + 2][1:-1] for i in range(0, len(inside), 3)}
+            selectors.append(Selector(token, matchers, token + "".join(word for _, word in tokens[at : end + 1])))
             at = end
         elif following != "(" and following not in _GROUPING:
-            selectors.append(Selector(token, {}))
+            selectors.append(Selector(token, {}, token))
     return Expression(tuple(selectors), frozenset(grouping))
 
 

@@ -17,6 +17,7 @@ def test_it_sees_through_functions_groupings_ranges_and_strings() -> None:
     read = promql.read(text)
     assert [s.name for s in read.selectors] == ["inferd_request_stage_seconds_bucket", "up"]
     assert read.selectors[0].matchers == {"stage": "queue|prefill"}
+    assert read.selectors[1].text == 'up{job="by (nobody)"}'
     assert read.grouping == {"le", "stage", "instance", "model"}
     assert promql.faults(text, KNOWN) == []
 
