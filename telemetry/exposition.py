@@ -57,7 +57,6 @@ class Exposition(Collector):
         self._outside = outside
         self._build = dict(build or {})
         self._engine = engine
-        self._seen: dict[tuple[str, str], set[str]] = {}  # (family, open label) → values so far, capped
         self.row_errors = 0
         self.last_render_ns = 0
 
@@ -119,16 +118,14 @@ class Exposition(Collector):
 
     def _closed(self, row: Metric, readings: Iterable[Reading]) -> Iterator[Reading]:
         """Only readings whose label values are declared, or among the first few of an open label."""
+        open_values: dict[str, set[str]] = {label: set() for label in row.labels}
         for values, value in readings:
             legal = len(values) == len(row.labels)
             for (label, allowed), given in zip(row.labels.items(), values, strict=False):
-                if allowed is not None:
-                    legal = legal and given in allowed
-                    continue
-                seen = self._seen.setdefault((row.name, label), set())
-                if given not in seen and len(seen) < OPEN_VALUES:
+                seen = open_values[label]
+                if allowed is None and len(seen) < OPEN_VALUES:
                     seen.add(given)
-                legal = legal and given in seen
+                legal = legal and given in (seen if allowed is None else allowed)
             if legal:
                 yield values, value
             else:
