@@ -60,7 +60,7 @@ def test_promtool_accepts_rules_and_example(promtool: str) -> None:
 def test_alerts_fire_when_they_should_and_not_when_they_should_not(promtool: str) -> None:
     done = subprocess.run([promtool, "test", "rules", *CASE_FILES], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("SUCCESS") == len(CASE_FILES) == len(RULE_FILES)
+    assert done.stdout.count("SUCCESS") == len(CASE_FILES)
 
 
 def test_a_case_that_expects_too_much_fails(promtool: str, tmp_path: Path) -> None:
