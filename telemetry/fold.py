@@ -232,16 +232,22 @@ class Fold:
 
     def _engine_started(self, event: events.EngineStarted) -> None:
         state = self._state
-        if state.ended is not None and state.ended.cause in state.restarts:
-            state.restarts[state.ended.cause] += 1
+        self._count_restart()
         state.started, state.ended, state.limits = event, None, event.limits
         state.progress_ns = event.at_ns
 
     def _engine_ended(self, event: events.EngineEnded) -> None:
         state = self._state
+        self._count_restart()
         state.ended, state.status, state.blocks, state.progress_ns = event, None, None, None
         state.queue = Queue()
         state.memory.pop("engine", None)
+
+    def _count_restart(self) -> None:
+        """An engine that starts or ends after another one ended is a restart, even if it never became ready."""
+        before = self._state.ended
+        if before is not None and before.cause in self._state.restarts:
+            self._state.restarts[before.cause] += 1
 
     def _progress(self, at_ns: int) -> None:
         if self._state.ended is None:

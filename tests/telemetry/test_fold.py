@@ -175,6 +175,17 @@ def test_counters_do_not_go_back_when_the_engine_is_restarted() -> None:
         assert {cause: n for cause, n in state.restarts.items() if n} == {"killed": 1}
 
 
+def test_a_restart_counts_even_if_the_engine_dies_before_it_is_ready() -> None:
+    """A crash loop is seen by its alert although no engine of it ever starts to serve."""
+    fold = Fold("m")
+    fold.take([started()])
+    for at_s, cause in enumerate(("crash", "crash", "oom_killed", "drained"), start=2):
+        fold.take([events.EngineEnded(at_ns=at_s * S, engine_id="e", cause=cause, detail="")])
+    fold.take([started()])  # after an orderly end: no restart
+    with fold.reading() as state:
+        assert {cause: n for cause, n in state.restarts.items() if n} == {"crash": 2, "oom_killed": 1}
+
+
 def test_an_idle_engine_has_no_waiting_reasons_and_no_tail() -> None:
     fold = Fold("m")
     busy = {"running": 2, "waiting": 3, "waiting_kv": 3, "kv_active": 9, "kv_free": 1, "kv_tail_slots": 8}
