@@ -1,0 +1,75 @@
+"""What the control plane costs a step: plan + commit with 256 sequences running, alone and with 10,000 waiting."""
+
+import gc
+import time
+from typing import Any
+
+from daemon.load.report import percentile
+from engine.plan import StepPlan, StepResult
+from engine.request import Request
+from engine.scheduler import Scheduler
+from tests.fakes.scheduling import ceilings, request, widest
+from tests.perf.harness import Findings
+
+TITLE = "Plan + commit, 256 sequences running"
+PROMISE = "at most 1 ms a step, and not growing with 10,000 waiting"
+ROWS = 256
+PROMPT = 64
+_STEP_NS = 10_000_000
+
+
+def answered(plan: StepPlan) -> StepResult:
+    """What a device would send back: one token for each slice that samples."""
+    return StepResult(step=plan.step, tokens=tuple((7,) if piece.sample else () for piece in plan.slices))
+
+
+def timed_steps(waiting: int, steps: int) -> list[dict[str, Any]]:
+    """Decode steps of a full house, each with its times in ns. Nobody ends, so the queue stays as it is."""
+    resolved = ceilings(rows=ROWS, kv_blocks=ROWS * 64, block_size=16, step_tokens=8192, max_model_len=4096)
+    scheduler = Scheduler(resolved, widest(resolved), output_credit=1 << 30)
+    requests: list[Request] = [request(f"r{i}", PROMPT, tokens=3000) for i in range(ROWS + waiting)]
+    now = 1
+    scheduler.add(requests, now)
+    rows: list[dict[str, Any]] = []
+    gc.collect()
+    gc.freeze()  # as the engine process does not hold the test's 10,000 requests
+    while len(rows) < steps:
+        now += _STEP_NS
+        began = time.perf_counter_ns()
+        plan = scheduler.plan(now)
+        planned = time.perf_counter_ns()
+        result = answered(plan)
+        computed = time.perf_counter_ns()
+        scheduler.commit(result, now)
+        committed = time.perf_counter_ns()
+        if len(plan.slices) == ROWS and all(piece.count == 1 for piece in plan.slices):
+            rows.append({"waiting": waiting, "plan_ns": planned - began, "commit_ns": committed - computed})
+    gc.unfreeze()
+    return rows
+
+
+def run(quick: bool) -> Findings:
+    """Blocks of steps with and without a queue in turn, so that a busy machine slows both."""
+    steps, blocks = (20, 1) if quick else (300, 5)
+    runs: list[dict[str, Any]] = []
+    for _ in range(blocks):
+        for waiting in (0, 10_000):
+            runs += timed_steps(waiting, steps)
+    ms = {
+        waiting: [(r["plan_ns"] + r["commit_ns"]) / 1e6 for r in runs if r["waiting"] == waiting]
+        for waiting in (0, 10_000)
+    }
+    medians = {waiting: percentile(values, 50) for waiting, values in ms.items()}
+    return Findings(
+        runs=runs,
+        summary={
+            "alone: median (ms)": round(medians[0], 3),
+            "alone: p99 (ms)": round(percentile(ms[0], 99), 3),
+            "10,000 waiting: median (ms)": round(medians[10_000], 3),
+            "10,000 waiting: p99 (ms)": round(percentile(ms[10_000], 99), 3),
+            "alone: fastest (ms)": round(min(ms[0]), 3),
+            "plan only: median (ms)": round(percentile([r["plan_ns"] / 1e6 for r in runs], 50), 3),
+        },
+        met=max(medians.values()) <= 1.0 and medians[10_000] <= medians[0] * 1.2,
+        notes=["decode steps: one position for each of the 256; a new block for one in sixteen"],
+    )
