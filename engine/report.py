@@ -34,7 +34,7 @@ _SUMS = (
     "prefix_too_short_tokens",
 )
 _JOINED = ("preemptions", "admitted", "finished", "rows", "gaps_us")
-_MOST_US = 2**32 - 1
+_MOST_NS = (2**32 - 1) * 1000  # the column is uint32 microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,7 @@ def step_report(
 ) -> StepReport:
     """Everything known of one step as one event."""
     why = plan.why
-    rows = array("i")
-    for piece in plan.slices:
-        rows.extend((piece.row, piece.start, piece.count))
+    rows = array("i", [number for piece in plan.slices for number in (piece.row, piece.start, piece.count)])
     fresh = [a for a in why.admitted if not a.recomputed]
     return StepReport(
         at_ns=times.begun_ns,
@@ -113,7 +111,7 @@ def step_report(
         admitted=tuple((a.row, a.request_id) for a in why.admitted),
         finished=finished,
         rows=rows.tobytes(),
-        gaps_us=array("I", [min(gap // 1000, _MOST_US) for gap in gaps_ns]).tobytes(),
+        gaps_us=array("I", [gap // 1000 if gap < _MOST_NS else _MOST_NS // 1000 for gap in gaps_ns]).tobytes(),
         memory_peak_bytes=result.memory_peak_bytes,
     )
 
