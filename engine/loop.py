@@ -79,7 +79,7 @@ class Engine:
         begun_ns = self._clock()
         plan = self._scheduler.plan(begun_ns)
         planned_ns = self._clock()
-        self.starved = not plan.slices
+        self.starved = not (plan.slices or plan.released or plan.why.preempted)
         try:
             result, launched_ns = self._on_device(plan)
         except OutOfMemory as error:
@@ -172,7 +172,9 @@ class Engine:
         self._failures += 1
         now_ns = self._clock()
         request_id = self._scheduler.heaviest(plan)
-        self._suspects[request_id] = blamed = self._suspects.get(request_id, 0) + 1
+        blamed = self._suspects.get(request_id, 0) + 1
+        if request_id:  # else its largest part was cancelled while the step ran
+            self._suspects[request_id] = blamed
         self._publish(
             Incident(
                 at_ns=now_ns,
@@ -180,7 +182,7 @@ class Engine:
                 kind="oom",
                 cause="unknown",
                 summary=f"step {plan.step} ({plan.tokens} tokens) ran out of memory: {error.message}",
-                request_ids=(request_id,),
+                request_ids=(request_id,) if request_id else (),
             )
         )
         if self._failures > 2:
