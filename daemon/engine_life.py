@@ -26,10 +26,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from daemon.oom import oom_kills
 from engine import wire
 from engine.config import EngineConfig
-from engine.errors import ConfigError, DoesNotFit, EngineFault, InferdError, ModelError
+from engine.errors import ConfigError, DoesNotFit, EngineFault, InferdError, ModelError, OutOfMemory
+from telemetry import probe
 from telemetry.events import Event
 
 log = logging.getLogger("inferd.engine")
@@ -49,6 +49,37 @@ class Death:
     orderly: bool = False
     fault: wire.Fault | None = None
     last_lines: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        exit_code: int,
+        *,
+        oom_kills: int = 0,
+        said_its_end: bool = False,
+        killed_here: bool = False,
+        fault: wire.Fault | None = None,
+        last_lines: tuple[str, ...] = (),
+    ) -> "Death":
+        """Tell a kill from a crash from an orderly end. `oom_kills`: by how many the kernel's counter has moved."""
+        orderly = said_its_end and exit_code == 0
+        cause, detail = "crash", f"exit code {exit_code}"
+        if orderly:
+            cause, detail = "drained", "it finished its work"
+        elif exit_code == -signal.SIGKILL and killed_here:
+            cause, detail = "killed", "killed by the daemon, as it did not end by itself"
+        elif exit_code == -signal.SIGKILL and oom_kills > 0:
+            cause, detail = "oom_killed", "killed by the kernel: out of memory"
+        elif exit_code == -signal.SIGKILL:
+            cause, detail = "killed", "killed (SIGKILL)"
+        elif exit_code < 0:
+            detail = f"killed by {signal.Signals(-exit_code).name}"
+        elif fault is not None:
+            cause = "oom" if fault.code == OutOfMemory.code else "crash"
+            detail = fault.message
+        elif last_lines:
+            detail += f", last words: {last_lines[-1]}"
+        return cls(cause=cause, detail=detail, exit_code=exit_code, orderly=orderly, fault=fault, last_lines=last_lines)
 
     def error(self) -> InferdError:
         """The same as an error for whoever waits for the engine."""
@@ -92,7 +123,7 @@ class EngineLife:
 
     async def run(self, argv: Sequence[str] | None = None, env: dict[str, str] | None = None) -> Death:
         """Start the process, pass its messages on until it ends, clean up."""
-        kills_before = oom_kills()
+        kills_before = _oom_kills()
         reader = threading.Thread(target=self._read_telemetry, name="engine-telemetry", daemon=True)
         try:
             process = self._process = await self._spawn(argv, env)
@@ -107,7 +138,14 @@ class EngineLife:
             return Death(cause="crash", detail=f"the engine could not be started: {error}", exit_code=127)
         finally:
             await self._close(reader)
-        return self._death(exit_code, oom_kills() - kills_before)
+        return Death.of(
+            exit_code,
+            oom_kills=_oom_kills() - kills_before,
+            said_its_end=self._ended,
+            killed_here=self._killed_here,
+            fault=self._fault,
+            last_lines=tuple(self._last_lines),
+        )
 
     def send(self, command: wire.Command) -> bool:
         """Never blocks. False: the engine is gone (its end is on its way to `run`)."""
@@ -202,32 +240,6 @@ class EngineLife:
                 continue
             self._on_events(events)
 
-    def _death(self, exit_code: int, oom_kills_since: int) -> Death:
-        orderly = self._ended and exit_code == 0
-        cause, detail = "crash", f"exit code {exit_code}"
-        if orderly:
-            cause, detail = "drained", "it finished its work"
-        elif exit_code == -signal.SIGKILL:
-            cause = "oom_killed" if oom_kills_since > 0 else "killed"
-            detail = "killed by the kernel: out of memory" if oom_kills_since > 0 else "killed (SIGKILL)"
-            if self._killed_here:
-                detail = "killed by the daemon, as it did not end by itself"
-        elif exit_code < 0:
-            detail = f"killed by {signal.Signals(-exit_code).name}"
-        elif self._fault is not None:
-            cause = "oom" if self._fault.code == "out_of_memory" else "crash"
-            detail = self._fault.message
-        elif self._last_lines:
-            detail += f", last words: {self._last_lines[-1]}"
-        return Death(
-            cause=cause,
-            detail=detail,
-            exit_code=exit_code,
-            orderly=orderly,
-            fault=self._fault,
-            last_lines=tuple(self._last_lines),
-        )
-
     def _bind(self, kind: int, name: str, high_water: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
         socket.set_hwm(high_water)
@@ -247,6 +259,11 @@ class EngineLife:
         self._telemetry.close(linger=0)
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _oom_kills() -> int:
+    """Processes of our control group that were killed for memory, so far; 0 where nobody counts."""
+    return probe.cgroup().oom_kills or 0
 
 
 def sweep(runtime_dir: Path) -> None:

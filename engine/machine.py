@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.kv.layout import DTYPE_BYTES
 from engine.manifest import Manifest
 from engine.modelspec import ModelSpec
+from telemetry import probe
 
 # Resident bytes of an engine process that has imported torch's CPU build and touched its thread pool, before the first
 # booking. Only for plans made without starting an engine; a starting engine measures itself.
@@ -75,13 +77,17 @@ def host_facts(config: EngineConfig, manifest: Manifest, runtime_bytes: int = TO
     flags, name = _cpu()
     dtype, dtype_reason = _dtype(config, flags)
     threads, threads_reason = _threads(config)
-    total_bytes, available_bytes = _memory()
+    memory = probe.host_memory()
+    if memory is None:
+        raise ConfigError(
+            "this host does not say how much memory it has: there is no /proc/meminfo", "inferd runs on Linux"
+        )
     return MachineFacts(
         device="cpu",
         device_name=name,
-        total_bytes=total_bytes,
-        available_bytes=available_bytes,
-        cgroup_limit_bytes=cgroup_limit_bytes(),
+        total_bytes=memory.total_bytes,
+        available_bytes=memory.available_bytes,
+        cgroup_limit_bytes=probe.cgroup().limit_bytes,
         threads=threads,
         threads_reason=threads_reason,
         dtype=dtype,
@@ -123,39 +129,3 @@ def _threads(config: EngineConfig) -> tuple[int, str]:
         return config.threads, "asked for (threads)"
     usable = len(os.sched_getaffinity(0))
     return usable, f"the {usable} cores this process may use"
-
-
-def _memory(path: Path = Path("/proc/meminfo")) -> tuple[int, int]:
-    """(total, available without swapping) bytes of the host."""
-    figures = dict(line.split(":", 1) for line in path.read_text(encoding="ascii").splitlines())
-    return tuple(int(figures[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
-
-
-def cgroup_limit_bytes(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The tightest memory limit of this process's control group and its parents (v2, then v1); None = no limit."""
-    limits: list[int] = []
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
-            continue
-        base, name = (root, "memory.max") if controllers == "" else (root / "memory", "memory.limit_in_bytes")
-        # Inside a container the host's path does not exist, and the mount's root is our own group.
-        here = base / group.lstrip("/")
-        for directory in (here, *here.parents):
-            limits += _limit_in(directory / name)
-            if directory == base:
-                break
-    return min(limits, default=None)
-
-
-def _limit_in(path: Path) -> list[int]:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return []
-    # v1 writes 'no limit' as a number near 2^63, v2 as the word 'max'.
-    return [int(text)] if text.isdigit() and int(text) < 1 << 60 else []

@@ -5,12 +5,10 @@ heartbeat. `Link` is its end of the two sockets. It must not know how the engine
 Enter at `Server.run`.
 """
 
-import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -21,6 +19,7 @@ from engine.errors import ConfigError, EngineFault
 from engine.loop import Engine
 from engine.outbox import Outbox
 from engine.request import EngineFacts, FinishReason, Output, Request
+from telemetry import probe
 from telemetry.events import EngineStatus, LimitsView
 
 _HEARTBEAT_NS = 1_000_000_000
@@ -189,7 +188,7 @@ class Server:
             case "sizes":
                 return self._sizes()
             case "memory":
-                return {"rss_bytes": _rss_bytes()}
+                return {"rss_bytes": probe.resident_bytes() or 0}
         return None
 
     def _act(self, action: str) -> object:
@@ -218,7 +217,7 @@ class Server:
                 limits=LimitsView(**asdict(self._limits)),
                 sizes=self._sizes(),
                 cpu_ns=time.process_time_ns(),
-                rss_bytes=_rss_bytes(),
+                rss_bytes=probe.resident_bytes() or 0,
                 running=facts.running,
                 waiting=facts.waiting,
                 kv_active=facts.kv_active,
@@ -228,7 +227,3 @@ class Server:
             )
         )
         self._outbox.flush()
-
-
-def _rss_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

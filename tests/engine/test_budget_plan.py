@@ -7,7 +7,7 @@ import pytest
 from engine.budget import Limits, Resolved, memory_plan, resolve
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DoesNotFit
-from engine.machine import ActivationCost, MachineFacts, cgroup_limit_bytes, host_facts
+from engine.machine import ActivationCost, MachineFacts, host_facts
 from engine.manifest import Manifest
 from engine.modelspec import ModelSpec
 
@@ -157,20 +157,3 @@ def test_host_facts_are_of_this_machine() -> None:
     assert facts.runtime_bytes == 1005
     assert facts.threads == 3
     assert 0 < facts.available_bytes <= facts.total_bytes
-
-
-def test_the_tightest_control_group_of_the_path_counts(tmp_path) -> None:  # noqa: ANN001
-    membership = tmp_path / "cgroup"
-    inner = tmp_path / "fs" / "a" / "b"
-    inner.mkdir(parents=True)
-    membership.write_text("0::/a/b\n")
-    assert cgroup_limit_bytes(tmp_path / "fs", membership) is None
-    (inner / "memory.max").write_text("max\n")
-    (inner.parent / "memory.max").write_text("1048576\n")
-    assert cgroup_limit_bytes(tmp_path / "fs", membership) == 1048576
-    v1 = tmp_path / "fs" / "memory" / "c"
-    v1.mkdir(parents=True)
-    (v1 / "memory.limit_in_bytes").write_text("4096")
-    (v1.parent / "memory.limit_in_bytes").write_text("9223372036854771712")
-    membership.write_text("3:cpu:/c\n4:memory:/c\n")
-    assert cgroup_limit_bytes(tmp_path / "fs", membership) == 4096
