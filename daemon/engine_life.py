@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from engine import threads as engine_threads
 from engine import wire
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DoesNotFit, EngineFault, InferdError, ModelError, OutOfMemory
@@ -179,12 +180,20 @@ class EngineLife:
 
     async def _spawn(self, argv: Sequence[str] | None, env: dict[str, str] | None) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(argv or (sys.executable, "-m", "engine.process")),
+            *(argv or (sys.executable, "-P", "-m", "engine.process")),  # -P: nothing is imported from where we stand
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=env,
+            env=env if env is not None else self._environment(),
         )
+
+    def _environment(self) -> dict[str, str]:
+        """Ours, with our own packages importable and the thread settings that torch reads when it is imported; what
+        the user has set himself stays."""
+        threads = self._config.threads or len(os.sched_getaffinity(0))
+        home = str(Path(engine_threads.__file__).parents[1])
+        path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+        return {**engine_threads.thread_environment(threads), **os.environ, "PYTHONPATH": path}
 
     async def _boot(self, process: asyncio.subprocess.Process) -> None:
         boot = wire.Boot(

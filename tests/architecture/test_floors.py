@@ -77,7 +77,7 @@ def test_torch_stays_in_the_device_plane(graph: grimp.ImportGraph) -> None:
 @pytest.mark.parametrize(
     ("importers", "allowed"),
     [
-        (FACTS, FACTS),
+        (FACTS, ("telemetry", *FACTS)),
         (("telemetry",), ("telemetry",)),
         (("tui",), ("tui", "telemetry")),
         (("runbooks",), ("runbooks", "telemetry", *FACTS)),

@@ -15,6 +15,7 @@ from engine.process import RING
 from engine.request import EngineFacts, FinishReason, Output
 from telemetry.events import EngineEnded, EngineStarted, EngineStatus, StepReport, decode
 from telemetry.recorder import previous, read_ring
+from tests.fakes.runner import lone_run
 from tests.fakes.sessions import Running, read, request, session
 
 FOREVER = 1_000_000
@@ -56,9 +57,10 @@ def gone(pid: int) -> bool:
 
 async def test_streams_get_every_token_and_one_end_with_facts_that_sum(tmp_path: Path) -> None:
     async with session(tmp_path) as running:
-        streams = [running.session.submit([request(f"r{i}", max_tokens=20)])[0] for i in range(8)]
-        for outputs in await asyncio.gather(*map(read, streams)):
-            assert len(tokens_of(outputs)) == 20
+        requests = [request(f"r{i}", max_tokens=20, prompt=(i, 2, 3)) for i in range(8)]
+        streams = [running.session.submit([r])[0] for r in requests]
+        for r, outputs in zip(requests, await asyncio.gather(*map(read, streams)), strict=True):
+            assert tuple(tokens_of(outputs)) == lone_run(r.prompt, r.sampling)
             assert [output.finish for output in outputs if output.finish] == [FinishReason.LENGTH]
             assert_partition(outputs[-1].facts)
         await running.until(lambda: set(running.session.sizes().values()) == {0})
