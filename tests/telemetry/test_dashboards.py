@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from telemetry.events import RequestRecord
 from telemetry.exposition import rows
 from telemetry.grafana.build import JSON_FILE, build
+from telemetry.semconv import request_attributes
 from tests.fakes import promql
 
 FOLDER = JSON_FILE.parent
@@ -143,6 +145,21 @@ def test_latencies_lead_to_traces() -> None:
         selector = query["query"].replace("$$__tags", 'model="m"')
         assert promql.faults(selector, KNOWN) == []
     assert {t["query"] for p in PANELS for t in p["targets"] if p["type"] == "traces"} == {"$trace_id"}
+
+
+def test_traces_are_found_by_attributes_that_their_spans_have() -> None:
+    record = RequestRecord(
+        at_ns=1, request_id="r", group_id="r", index=0, model="m", operation="chat", stream=False, arrival_ns=0,
+        stages={"queue": 1}, reason="stop",
+    )  # fmt: skip
+    attributes = request_attributes(record)
+    [search] = [t["query"] for p in PANELS for t in p["targets"] if "gen_ai" in t.get("query", "")]
+    named = re.findall(r'span\.([\w.]+) = "(\w+)"', search)
+    assert named and all(attributes[attribute] == value for attribute, value in named)
+    sources = yaml.safe_load((FOLDER / "provisioning/datasources/inferd.yml").read_text())["datasources"]
+    for tag in next(s for s in sources if s["type"] == "tempo")["jsonData"]["tracesToMetrics"]["tags"]:
+        assert tag["key"] in attributes
+        assert tag["value"] in KNOWN["inferd_requests"]
 
 
 def test_the_provider_offers_the_dashboard() -> None:

@@ -9,14 +9,18 @@ from grafana_foundation_sdk.models.tempo import SearchTableType
 from telemetry.grafana.panels import TEMPO, Panels
 
 TITLE: Final = "Traces"
+_OURS: Final = 'span.gen_ai.provider.name = "inferd" && kind = server'
+_SEARCH: Final = f"{{ {_OURS} && (duration > $slower_than || status = error) }}"
 
 
 def panels() -> Panels:
     """The panels of this row, in reading order."""
     return [
         table.Panel()
-        .title("Slow requests")
-        .description("Requests of the chosen period that took longer than the minimum. A click opens the trace.")
+        .title("Slow and failed requests")
+        .description(
+            "Requests of the chosen period that took longer than the minimum, or failed. A click opens the trace."
+        )
         .datasource(TEMPO)
         .span(12)
         .height(10)
@@ -25,7 +29,7 @@ def panels() -> Panels:
             .ref_id("A")
             .datasource(TEMPO)
             .query_type("traceql")
-            .query('{ span.gen_ai.provider.name = "inferd" && kind = server && duration > $slower_than }')
+            .query(_SEARCH)
             .limit(20)
             .table_type(SearchTableType.TRACES)
         ),
