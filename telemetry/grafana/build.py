@@ -55,7 +55,10 @@ def build() -> str:
         board = board.with_row(Row(row.TITLE))
         for panel in row.panels():
             board = board.with_panel(panel)
-    return json.dumps(board.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
+    made = board.build()
+    for number, panel in enumerate(made.panels or (), start=1):  # links to a panel name it by this
+        panel.id_val = number
+    return json.dumps(made, cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
 
 def _sources() -> list[DatasourceVariable]:

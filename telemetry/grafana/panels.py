@@ -116,7 +116,6 @@ def stat(
     width: int = 3,
     warn: float | None = None,
     bad: float | None = None,
-    legend: str = "",
 ) -> stat_builders.Panel:
     """One figure, green until it reaches `warn` and red from `bad` on."""
     steps = [dashboard.Threshold(value=None, color=GREEN)]
@@ -133,14 +132,16 @@ def stat(
         .color_mode(common.BigValueColorMode.BACKGROUND if warn or bad else common.BigValueColorMode.NONE)
         .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(dashboard_builders.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps))
-        .with_target(_target(Query(expr, legend or title)).ref_id("A"))
+        .with_target(_target(Query(expr, title)).ref_id("A"))
     )
 
 
 def states(title: str, why: str, expr: str, width: int = 3) -> stat_builders.Panel:
     """How many of each `state`: names as text, coloured by how worrying the state is."""
-    panel = stat(title, why, expr, width=width, legend="{{state}}").text_mode(common.BigValueTextMode.VALUE_AND_NAME)
+    panel = stat(title, why, expr, width=width).text_mode(common.BigValueTextMode.VALUE_AND_NAME)
     panel = panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.BACKGROUND)
+    # Instant: over a range, the last value of a state that was left would still be shown.
+    panel = panel.targets([_target(Query(expr, "{{state}}")).instant().ref_id("A")])
     colours = {"starting": BLUE, "ready": GREEN, "degraded": RED, "draining": YELLOW, "stopped": "text"}
     for state, colour in colours.items():
         fixed = {"mode": "fixed", "fixedColor": colour}

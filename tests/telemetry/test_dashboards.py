@@ -162,6 +162,16 @@ def test_traces_are_found_by_attributes_that_their_spans_have() -> None:
         assert tag["value"] in KNOWN["inferd_requests"]
 
 
+def test_the_state_is_that_of_now() -> None:
+    """Not the last one within the chosen range: a daemon that was starting an hour ago is not starting."""
+    [state] = [target for panel in PANELS if panel["title"] == "State" for target in panel["targets"]]
+    assert (state["instant"], state["range"]) == (True, False)
+
+
+def test_panels_can_be_linked_to() -> None:
+    assert [panel["id"] for panel in BOARD["panels"]] == list(range(1, len(BOARD["panels"]) + 1))
+
+
 def test_the_provider_offers_the_dashboard() -> None:
     [provider] = yaml.safe_load((FOLDER / "provisioning/dashboards/inferd.yml").read_text())["providers"]
     assert provider["type"] == "file"
