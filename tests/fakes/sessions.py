@@ -38,21 +38,23 @@ async def session(
     config: EngineConfig | None = None,
     wait: bool = True,
     argv: Sequence[str] = (),
+    real: bool = False,
+    seconds: float = 20.0,
     **faults: object,
 ) -> AsyncIterator[Running]:
-    """A session over a fake engine (or `argv`), ended at the end whatever happens."""
+    """A session over a fake engine (`argv`: another; `real`: the real one), ended at the end whatever happens."""
     events: list[Event] = []
     made = EngineSession(
         config or EngineConfig(model_dir="none"),
         directory,
         events.append,
-        argv=argv or fake_argv(**faults),  # type: ignore[arg-type]
+        argv=None if real else argv or fake_argv(**faults),  # type: ignore[arg-type]
         backoff_s=(0.05, 0.1),
     )
     await made.start()
     try:
         if wait:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(seconds):
                 await made.wait_ready()
         yield Running(made, events)
     finally:
