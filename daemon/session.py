@@ -100,7 +100,8 @@ class EngineSession:
             self._set(state="draining", why="told to drain")
         if life is not None:
             if ready and life.send(wire.Drain()) and not await life.ended_within(grace_s):
-                log.warning("the grace of %.1f s is over: %d choices are cut off", grace_s, len(self._streams))
+                if len(self._streams):
+                    log.warning("the grace of %.1f s is over: %d choices are cut off", grace_s, len(self._streams))
                 life.send(wire.Shutdown())
                 await life.ended_within(_ENDING_S)
             life.kill()

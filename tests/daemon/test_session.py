@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -307,3 +308,31 @@ async def test_a_long_runtime_directory_does_not_stop_it(tmp_path: Path) -> None
     deep.mkdir()
     async with session(deep) as running:
         assert len(tokens_of(await read(running.session.submit([request("r", 3)])[0]))) == 3
+
+
+async def test_readers_that_come_and_leave_at_random_leave_nothing_behind(tmp_path: Path) -> None:  # case 7, 30
+    generator = random.Random(3)
+
+    async def visitor(running: Running, number: int) -> None:
+        for visit in range(8):
+            name, prompt = f"{number}-{visit}", [generator.randrange(50) for _ in range(generator.randint(1, 80))]
+            group = [request(f"{name}-{i}", 40, prompt, group_id=name, index=i) for i in range(generator.randint(1, 3))]
+            for stream in running.session.submit(group):
+                for _ in range(generator.randrange(6)):
+                    if (await anext(stream)).finish is not None:
+                        break
+                stream.cancel(generator.choice(["abort", "stop"]))  # at any moment, also after the end
+
+    async with session(tmp_path, step_s=0.001, kv_blocks=96, rows=16) as running:
+        await asyncio.gather(*(visitor(running, number) for number in range(32)))
+        await running.until(lambda: not running.session.sizes()["session_streams"])
+        await running.until(lambda: not any(running.session.sizes().values()))
+        seen = len(running.of(EngineStatus))
+        await running.until(lambda: len(running.of(EngineStatus)) > seen + 1)
+        last = running.of(EngineStatus)[-1]
+        assert (last.running, last.waiting, last.kv_active) == (0, 0, 0)
+        assert last.kv_cached + last.kv_free == 96
+        kept = ("prefixes", "pool_", "outbox")  # what the cache keeps, at most a pool; and this heartbeat itself
+        left = {name: size for name, size in last.sizes.items() if size and not name.startswith(kept)}
+        assert left == {}
+        assert running.session.view().restarts == 0
