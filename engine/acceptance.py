@@ -3,34 +3,26 @@
 It must not know blocks, rows or other sequences. Enter at `accept`.
 """
 
-from dataclasses import dataclass
-
 from engine.plan import StepResult
 from engine.request import FinishReason, TokenLogprob
 from engine.sequence import Sequence
 
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """`tokens` were appended; `finish` is set if the choice ends here, by `stop_token` if that is why."""
-
-    tokens: tuple[int, ...]
-    finish: FinishReason | None = None
-    stop_token: int | None = None
+Accepted = tuple[tuple[int, ...], FinishReason | None, int | None]  # tokens kept; why it ends; the token that ended it
 
 
 def accept(sequence: Sequence, tokens: tuple[int, ...], most: int) -> Accepted:
     """Append tokens until one ends the choice: one of its stop tokens (which is not part of the answer) once
     `min_tokens` are there, or the last that fits into its length and into the `most` tokens there is room for."""
-    sampling = sequence.request.sampling
-    most = min(most, sequence.max_len)
+    known, stops = sequence.tokens, sequence.stops
+    if most > sequence.max_len:
+        most = sequence.max_len
     for index, token in enumerate(tokens):
-        if token in sampling.stop_token_ids and sequence.output_len >= sampling.min_tokens:
-            return Accepted(tokens[:index], FinishReason.STOP, token)
-        sequence.tokens.append(token)
-        if len(sequence.tokens) >= most:
-            return Accepted(tokens[: index + 1], FinishReason.LENGTH)
-    return Accepted(tokens)
+        if token in stops and sequence.output_len >= sequence.request.sampling.min_tokens:
+            return tokens[:index], FinishReason.STOP, token
+        known.append(token)
+        if len(known) >= most:
+            return tokens[: index + 1], FinishReason.LENGTH, None
+    return tokens, None, None
 
 
 def new_prompt_logprobs(

@@ -23,12 +23,13 @@ class RowInit:
     blocks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SeqSlice:
     """A grant: compute positions [start, start + count) of `row`, after appending `new_blocks` to its table.
 
     `sample` asks for a token after the last position; the device stores it at position start + count of the row.
-    Positions from 0 up to `start` are already in the KV store.
+    Positions from 0 up to `start` are already in the KV store. Never changed once made. (Not declared frozen, since one
+    is made for every row in every step, and a frozen dataclass takes five times as long to make.)
     """
 
     row: int

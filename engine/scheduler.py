@@ -10,7 +10,7 @@ Enter at `plan` and `commit`. `computed` moves in commit alone, so a step that f
 from collections.abc import Iterable, Mapping
 
 from engine import policy
-from engine.acceptance import accept, new_prompt_logprobs
+from engine.acceptance import Accepted, accept, new_prompt_logprobs
 from engine.budget import Limits, Resolved
 from engine.errors import ContextTooLong, DeadlineExceeded
 from engine.kv.pool import BlockPool
@@ -140,8 +140,8 @@ class Scheduler:
         self._flight = None
         outputs, self._ended = self._ended, []
         size = self._kv.block_size
+        room = self._pool.capacity * size + 1  # tokens of one sequence: the newest has no KV yet
         for index, (sequence, piece) in enumerate(flight):
-            self._granted_tokens += piece.count
             if sequence.state is not State.RUNNING:  # cancelled while the step ran
                 continue
             sequence.computed = computed = piece.start + piece.count
@@ -151,13 +151,19 @@ class Scheduler:
                 sequence.prefill_chunks += 1
                 if sequence.followers and sequence.pending <= 1:
                     self._roster.release_followers(sequence)
-            prompt_logprobs = new_prompt_logprobs(sequence, piece.start, result, index)
-            if result.tokens[index] or prompt_logprobs:
-                logprobs = result.logprobs[index] if result.logprobs else ()
-                outputs.append(self._output(sequence, result.tokens[index], logprobs, prompt_logprobs, now_ns))
+            tokens = result.tokens[index]
+            logprobs = result.logprobs[index] if result.logprobs else ()
+            prompt_logprobs = (
+                new_prompt_logprobs(sequence, piece.start, result, index) if result.prompt_logprobs else ()
+            )
+            if tokens or prompt_logprobs:
+                outputs.append(
+                    self._output(sequence, accept(sequence, tokens, room), logprobs, prompt_logprobs, now_ns)
+                )
             if sequence.watch.stage != "decode":
                 sequence.watch.enter(sequence.stage_computing(), now_ns)
         if flight:
+            self._granted_tokens += sum([piece.count for _, piece in flight])
             self._token_cap *= 2
             if self._token_cap >= self._limits.max_num_batched_tokens:
                 self._token_cap = 0
@@ -352,32 +358,32 @@ class Scheduler:
     def _output(
         self,
         sequence: Sequence,
-        tokens: tuple[int, ...],
+        accepted: Accepted,
         logprobs: tuple[TokenLogprob, ...],
         prompt_logprobs: tuple[TokenLogprob | None, ...],
         now_ns: int,
     ) -> Output:
-        """What the reader gets of this step. The newest token has no KV yet, so it needs no room."""
-        accepted = accept(sequence, tokens, self._pool.capacity * self._kv.block_size + 1)
-        if tokens:
-            sequence.first_token_ns = sequence.first_token_ns or now_ns
+        """What the reader gets of this step; the end of the sequence if it ends here."""
+        tokens, finish, stop_token = accepted
+        if tokens or finish is not None:
             sequence.last_token_ns = now_ns
-            sequence.unacked += len(accepted.tokens)
-        logprobs = logprobs[: len(accepted.tokens)]
-        if accepted.finish is None:
+            if not sequence.first_token_ns:
+                sequence.first_token_ns = now_ns
+            sequence.unacked += len(tokens)
+        if finish is None:
             return Output(
                 request_id=sequence.request.id,
-                tokens=accepted.tokens,
+                tokens=tokens,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 at_ns=now_ns,
             )
         return self._roster.finish(
             sequence,
-            accepted.finish,
+            finish,
             now_ns,
-            tokens=accepted.tokens,
-            logprobs=logprobs,
+            tokens=tokens,
+            logprobs=logprobs[: len(tokens)],
             prompt_logprobs=prompt_logprobs,
-            stop_token=accepted.stop_token,
+            stop_token=stop_token,
         )

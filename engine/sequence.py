@@ -96,6 +96,7 @@ class Sequence:
         "row",
         "scheduled_ns",
         "state",
+        "stops",
         "tokens",
         "unacked",
         "watch",
@@ -105,6 +106,7 @@ class Sequence:
         self.request = request
         self.tokens: list[int] = list(request.prompt)
         self.prompt_len = len(self.tokens)
+        self.stops = frozenset(request.sampling.stop_token_ids)
         self.max_len = max_len  # prompt + output: never longer
         self.computed = 0  # positions in the KV store
         self.blocks: list[int] = []  # covers all tokens from admission on, and grows with them

@@ -68,7 +68,7 @@ class FaultyRunner:
 
     depth = 1
 
-    def __init__(self, planted: argparse.Namespace, block_size: int) -> None:
+    def __init__(self, planted: argparse.Namespace, block_size: int = 16) -> None:
         self._inner = FakeRunner(block_size, oom=self._runs_out)
         self._planted = planted
         self._steps = 0  # that granted something
