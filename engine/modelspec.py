@@ -11,13 +11,15 @@ from engine.errors import CorruptModel, UnknownArchitecture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """`kind` is 'linear' or 'llama3' (the frequency-band scaling of Llama 3.1)."""
+    """`kind` is 'linear', 'llama3' (the frequency-band scaling of Llama 3.1), or 'factors' (the same, worked out: one
+    divisor a frequency, as a GGUF keeps it)."""
 
     kind: str
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class ModelSpec:
     def from_dict(cls, data: dict[str, Any]) -> "ModelSpec":
         scaling = data.get("rope_scaling")
         windows = tuple(data.get("sliding_windows") or ())
-        return cls(**{**data, "rope_scaling": RopeScaling(**scaling) if scaling else None, "sliding_windows": windows})
+        return cls(**{**data, "rope_scaling": _restored(scaling), "sliding_windows": windows})
 
 
 _HF_FAMILIES = {
@@ -67,6 +69,10 @@ _HF_FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+
+
+def _restored(scaling: dict[str, Any] | None) -> RopeScaling | None:
+    return RopeScaling(**{**scaling, "factors": tuple(scaling.get("factors", ()))}) if scaling else None
 
 
 def from_hf_config(config: dict[str, Any]) -> ModelSpec:
@@ -138,3 +144,52 @@ def _windows(config: dict[str, Any], family: str) -> tuple[int | None, ...]:
         return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
     first = int(config.get("max_window_layers", layers))
     return tuple(int(window) if index >= first else None for index in range(layers))
+
+
+_GGUF_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # Mistral's GGUFs call themselves llama
+
+
+def from_gguf_metadata(
+    metadata: dict[str, Any], *, tied: bool, out_bias: bool = False, rope_factors: tuple[float, ...] = ()
+) -> ModelSpec:
+    """From a GGUF's key-value pairs. `tied`: it has no output tensor; `out_bias`: attention's output has a bias;
+    `rope_factors`: its rope_freqs tensor. Raises UnknownArchitecture, CorruptModel."""
+    name = metadata.get("general.architecture")
+    family = _GGUF_FAMILIES.get(str(name))
+    if family is None:
+        raise UnknownArchitecture(f"the GGUF's architecture is {name!r}", f"served are {', '.join(_GGUF_FAMILIES)}")
+    try:
+        hidden = int(metadata[f"{name}.embedding_length"])
+        heads = int(metadata[f"{name}.attention.head_count"])
+        vocabulary = metadata.get(f"{name}.vocab_size") or len(metadata["tokenizer.ggml.tokens"])
+        return ModelSpec(
+            family=family,
+            vocab_size=int(vocabulary),
+            hidden_size=hidden,
+            intermediate_size=int(metadata[f"{name}.feed_forward_length"]),
+            num_layers=int(metadata[f"{name}.block_count"]),
+            num_heads=heads,
+            num_kv_heads=int(metadata.get(f"{name}.attention.head_count_kv", heads)),
+            head_dim=int(metadata.get(f"{name}.attention.key_length") or hidden // heads),
+            rms_norm_eps=float(metadata[f"{name}.attention.layer_norm_rms_epsilon"]),
+            rope_theta=float(metadata.get(f"{name}.rope.freq_base", 10_000.0)),
+            max_position=int(metadata[f"{name}.context_length"]),
+            tie_embeddings=tied,
+            rope_scaling=_gguf_scaling(metadata, str(name), rope_factors),
+            attention_bias=family == "qwen2" or out_bias,
+            attention_out_bias=out_bias,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptModel(f"the GGUF's header lacks or garbles {error}") from error
+
+
+def _gguf_scaling(metadata: dict[str, Any], name: str, factors: tuple[float, ...]) -> RopeScaling | None:
+    """Linear scaling is in the metadata; llama3's is a tensor of factors."""
+    if factors:
+        return RopeScaling(kind="factors", factor=1.0, factors=factors)
+    kind = metadata.get(f"{name}.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=float(metadata[f"{name}.rope.scaling.factor"]))
+    raise UnknownArchitecture(f"rope scaling {kind!r} is not served", "served are linear and llama3")

@@ -23,6 +23,8 @@ def rope_tables(spec: ModelSpec, positions: int, device: torch.device, dtype: to
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     if scaling.kind == "linear":
         return frequencies / scaling.factor
+    if scaling.kind == "factors":
+        return frequencies / torch.tensor(scaling.factors)
     # llama3: long wavelengths are stretched by `factor`, short ones kept, those between interpolated
     wavelengths = 2 * math.pi / frequencies
     turns = scaling.original_max_position / wavelengths

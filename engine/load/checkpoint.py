@@ -4,17 +4,14 @@ Headers are read and checked first, so that a truncated file, a missing shard or
 taken. Tensors come as views of the file's mapping. Only safetensors: a pickle can run code, and is never opened.
 """
 
-import json
-import struct
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from engine.errors import CorruptModel, MissingShard
-
-_MOST_HEADER_BYTES = 100 << 20  # the format's own bound
+from engine.errors import CorruptModel
+from engine.load.safetensors_header import read_header
 
 
 class Checkpoint:
@@ -25,9 +22,9 @@ class Checkpoint:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._open: dict[Path, safe_open] = {}
         for path in paths:
-            for name, shape in read_header(path).items():
+            for name, entry in read_header(path).items():
                 self._files[name] = path
-                self._shapes[name] = shape
+                self._shapes[name] = tuple(entry["shape"])
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
@@ -47,26 +44,6 @@ class Checkpoint:
             self._open[path] = safe_open(path, framework="pt", device="cpu")
         tensor: Tensor = self._open[path].get_tensor(name)
         return tensor
-
-
-def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """name → shape. Raises MissingShard if there is no such file, CorruptModel if it is not whole."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(size, _MOST_HEADER_BYTES):
-                raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        if 8 + length + end != size:
-            raise ValueError(f"it has {size} bytes, its header promises {8 + length + end}")
-        return {name: tuple(entry["shape"]) for name, entry in header.items()}
-    except FileNotFoundError as error:
-        raise MissingShard(f"weight file {path} is not there", "download the model again") from error
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise CorruptModel(f"{path} is damaged: {error}", "download the model again") from error
 
 
 def dtype_of(name: str) -> torch.dtype:
