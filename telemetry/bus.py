@@ -56,7 +56,7 @@ class Bus:
         self._outlets = tuple(_Outlet(name, sink, queue_events, paces[name]) for name, sink in sinks.items())
 
     def publish(self, event: Event) -> None:
-        """Record `event` now, hand it to every sink soon."""
+        """Record `event` now, hand it to every sink soon. Not to be called from a signal handler: it takes a lock."""
         if self._recorder is not None:
             try:
                 self._recorder.append(events.encode(event))

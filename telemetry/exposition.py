@@ -82,6 +82,7 @@ class Exposition(Collector):
             read = [(row, self._read(row, view)) for row in self._metrics]
         for row, series in read:
             yield self._family(row, series, model)
+            time.sleep(0)  # a scrape is ten milliseconds of work: let the loops that serve go first
 
     def _ask(self) -> Outside:
         try:

@@ -16,6 +16,7 @@ import msgspec
 
 from telemetry import events
 from telemetry.fold import Fold
+from telemetry.ladder import ladder
 from telemetry.state import State
 
 FINISHED_SHOWN = 32
@@ -104,7 +105,12 @@ class KvView(_Part, frozen=True, kw_only=True):
 class MemoryView(_Part, frozen=True, kw_only=True):
     """Bytes. `booked` and `measured` are by process and then by owner or kind, as the ledgers and probes report."""
 
+    device: str | None = None
     limit_bytes: int | None = None
+    owners: dict[str, int] | None = None  # they sum to the limit
+    source: str | None = None  # of the owners: ledger | plan
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
     weights_bytes: int | None = None
     pool_bytes: int | None = None
     engine_resident_bytes: int | None = None
@@ -312,8 +318,14 @@ def _kv(state: State, now_ns: int, views: Views) -> KvView:
 def _memory(state: State, now_ns: int, views: Views) -> MemoryView:
     resolved = state.started.resolved if state.started else {}
     blocks, block_bytes = resolved.get("kv_blocks"), resolved.get("kv_block_bytes")
+    known = ladder(state)
     return MemoryView(
-        limit_bytes=resolved.get("memory_limit_bytes"),
+        device=known.device if known else None,
+        limit_bytes=known.limit_bytes if known else None,
+        owners=known.owners if known else None,
+        source=known.source if known else None,
+        used_bytes=known.used_bytes if known else None,
+        reserved_bytes=known.reserved_bytes if known else None,
         weights_bytes=resolved.get("weights_bytes"),
         pool_bytes=blocks * block_bytes if blocks and block_bytes else None,
         engine_resident_bytes=state.status.rss_bytes or None if state.status else None,
