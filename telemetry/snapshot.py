@@ -1,7 +1,7 @@
 """Snapshot: everything known at one instant, as one value, by the parts that were asked for.
 
-Owns the shape that TUI, doctor, tuner and operator read, and how it is built from the fold and from what others hand in
-(`Views`). It must not know HTTP or the engine's types. Enter at `build`; `encode`/`decode` are its JSON.
+Owns which parts there are (their shapes are in parts.py), and how each is built from the fold and from what others hand
+in (`Views`). TUI, doctor, tuner and operator read it. It must not know HTTP or the engine's types. Enter at `build`; `encode`/`decode` are its JSON.
 
 Every part is None when it was not asked for or is not reported, and so is every figure that nobody knows: watching
 somebody else's server fills in less, never something else.
@@ -18,128 +18,25 @@ from telemetry import events
 from telemetry.fold import Fold
 from telemetry.ladder import ladder
 from telemetry.state import State
+from telemetry.parts import (
+    KvView,
+    LatencyView,
+    MemoryView,
+    Part,
+    Percentiles,
+    QueueView,
+    RequestsView,
+    StateView,
+    TimeBreakdown,
+    TotalsView,
+)
 
 FINISHED_SHOWN = 32
 STEPS_SHOWN = 60
 POINTS: Final = (50.0, 90.0, 95.0, 99.0)
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of what a snapshot is made of."""
-
-
-class StateView(_Part, frozen=True, kw_only=True):
-    """Daemon and engine now. `progress_age_ns` is since the engine's last step, part of a step, or idle tick."""
-
-    daemon: str | None = None
-    daemon_why: str | None = None
-    engine: str | None = None
-    engine_why: str | None = None
-    engine_id: str | None = None
-    engine_pid: int | None = None
-    restarts: int | None = None
-    progress_age_ns: int | None = None
-    report_age_ns: int | None = None
-    start_phases: dict[str, int] | None = None  # ns
-
-
-class Percentiles(_Part, frozen=True, kw_only=True):
-    """Seconds over the window; `count` observations."""
-
-    count: int
-    p50: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-
-
-class LatencyView(_Part, frozen=True, kw_only=True):
-    """The last minute: time to first token, gap between tokens, end to end; and rates per second."""
-
-    window_seconds: int
-    ttft: Percentiles
-    inter_token: Percentiles
-    e2e: Percentiles
-    output_tokens_per_second: float
-    prefill_tokens_per_second: float
-    requests_per_second: float
-    steps_per_second: float
-
-
-class TimeBreakdown(_Part, frozen=True, kw_only=True):
-    """Shares (0–1) of the time of the choices that ended in the window by stage, and of its steps by phase."""
-
-    window_seconds: int
-    stages: dict[str, float]
-    step_phases: dict[str, float]
-    step_seconds: float  # host time of all steps of the window
-
-
-class QueueView(_Part, frozen=True, kw_only=True):
-    """Choices in the engine."""
-
-    running: int
-    waiting: int
-    preempted: int
-    waiting_capacity: int
-    waiting_kv: int
-    waiting_budget: int
-
-
-class KvView(_Part, frozen=True, kw_only=True):
-    """KV blocks. `block_map` is the engine's, one entry a block (base64 in JSON)."""
-
-    active: int | None = None
-    cached: int | None = None
-    free: int | None = None
-    block_size: int | None = None
-    block_bytes: int | None = None
-    tail_ratio: float | None = None
-    stranded_ratio: float | None = None
-    hit_tokens: int | None = None
-    miss_tokens: int | None = None
-    too_short_tokens: int | None = None
-    block_map: bytes | None = None
-
-
-class MemoryView(_Part, frozen=True, kw_only=True):
-    """Bytes. `booked` and `measured` are by process and then by owner or kind, as the ledgers and probes report."""
-
-    device: str | None = None
-    limit_bytes: int | None = None
-    owners: dict[str, int] | None = None  # they sum to the limit
-    source: str | None = None  # of the owners: ledger | plan
-    used_bytes: int | None = None
-    reserved_bytes: int | None = None
-    weights_bytes: int | None = None
-    pool_bytes: int | None = None
-    engine_resident_bytes: int | None = None
-    daemon_resident_bytes: int | None = None
-    booked: dict[str, dict[str, int]] | None = None
-    measured: dict[str, dict[str, int]] | None = None
-
-
-class TotalsView(_Part, frozen=True, kw_only=True):
-    """Counters since the daemon's start, as on /metrics."""
-
-    finished: dict[str, int]
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    output_tokens: int
-    preemptions: dict[str, int]
-    preempted_tokens: dict[str, int]
-    restarts: dict[str, int]
-    telemetry_dropped: dict[str, int] | None = None
-
-
-class RequestsView(_Part, frozen=True, kw_only=True):
-    """`live` is None when the engine did not answer; `finished` are the last ones, newest first."""
-
-    live: list[events.RequestView] | None = None
-    finished: list[events.RequestRecord] = []
-
-
-class Snapshot(_Part, frozen=True, kw_only=True):
+class Snapshot(Part, frozen=True, kw_only=True):
     """The state at `at_ns` (monotonic) = `unix_seconds`. Each part is in `PARTS` under its own name."""
 
     at_ns: int
