@@ -9,24 +9,25 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
 
 from aiohttp import web
 
-from daemon.admission import Queue, Ticket
+from daemon.admission import Ticket
 from daemon.api.body import read_body
 from daemon.api.choice import Choice
 from daemon.api.errors import ApiError, from_inferd
+from daemon.api.kitchen import Kitchen, context_limit_of
+from daemon.api.merge import Ready, next_output, outputs
 from daemon.api.prompt import Prepared, prepare
 from daemon.api.record import Stopwatch, Trace, compose
 from daemon.api.render import DONE, Renderer, Whole, usage_of
 from daemon.api.schema import Ask
-from daemon.api.textport import TextPort
-from daemon.port import EnginePort
 from engine.errors import InferdError
-from engine.request import FinishReason, Output
-from telemetry.events import Event, FirstToken
+from engine.request import FinishReason
+from telemetry.events import FirstToken
 
 log = logging.getLogger("inferd.api")
 
@@ -38,46 +39,6 @@ _SSE_HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """The model as clients see it: `names[0]` is its name, the rest are aliases."""
-
-    names: tuple[str, ...]
-    eos_token_ids: tuple[int, ...]
-    created: int  # unix seconds
-
-    def check(self, model: str) -> None:
-        """Raises ApiError (404) for a name that is not this model's."""
-        if model not in self.names:
-            raise ApiError(
-                404, f"that model is not served here, {self.names[0]} is", code="model_not_found", param="model"
-            )
-
-
-def context_limit_of(port: EnginePort) -> int:
-    """Tokens of prompt and output that a request may have now. Raises ApiError (503) if there is no engine."""
-    limits = port.view().limits
-    if limits is None:
-        raise ApiError(503, "the engine is not ready", code="engine_not_ready", retry_after_s=2)
-    return limits.context_limit
-
-
-@dataclass(slots=True, kw_only=True)
-class Kitchen:
-    """What every generation needs, and what is going on: `live` by response id, `settling` the broken-off ones."""
-
-    port: EnginePort
-    text: TextPort
-    served: Served
-    queue: Queue
-    publish: Callable[[Event], None]
-    authorize: Callable[[web.Request], None]  # raises ApiError (401)
-    gate: Callable[[], None]  # raises ApiError (503) while nothing is served
-    request_timeout_s: float = 0.0  # 0 = none
-    live: dict[str, "Generation"] = field(default_factory=dict)
-    settling: set[asyncio.Task[None]] = field(default_factory=set)
-
-
 class Generation:
     """One request of `operation` (chat | text_completion); `parse` turns its body into an Ask."""
 
@@ -87,6 +48,7 @@ class Generation:
         self.group_id = group_id
         self.id = ("chatcmpl-" if operation == "chat" else "cmpl-") + secrets.token_hex(12)
         self.choices: list[Choice] = []
+        self.task: asyncio.Task[Any] | None = None  # that serves it
         self._kitchen = kitchen
         self._operation = operation
         self._parse = parse
@@ -101,6 +63,7 @@ class Generation:
         """Answer `request`. Raises ApiError if there is something to refuse and nothing was sent yet; its record is
         written by `refused`, once the answer is out."""
         self._trace = Trace.parse(request.headers.get("traceparent"))
+        self.task = asyncio.current_task()
         self._kitchen.live[self.id] = self
         try:
             self._kitchen.authorize(request)
@@ -172,53 +135,17 @@ class Generation:
 
     # -- outputs
 
-    async def _outputs(self) -> AsyncIterator[Sequence[tuple[int, Choice]]]:
+    async def _outputs(self) -> AsyncGenerator[Ready]:
         """The choices that have something new, until all are done. Raises the ApiError of one that failed."""
-        source = self._one() if len(self.choices) == 1 else self._several()
-        async for ready in source:
-            for _, choice in ready:
-                if choice.first_ns and not choice.announced:
-                    choice.announced = True
-                    self._first(choice)
-                if choice.error is not None:
-                    raise choice.error
-            yield ready
-
-    async def _one(self) -> AsyncIterator[Sequence[tuple[int, Choice]]]:
-        choice = self.choices[0]
-        ready = ((0, choice),)
-        async for output in choice.stream:
-            choice.take(output)
-            yield ready
-        if not choice.done:
-            choice.lost()
-            yield ready
-
-    async def _several(self) -> AsyncIterator[Sequence[tuple[int, Choice]]]:
-        """All choices side by side; each is taken from only when what it had before is written."""
-        tasks: dict[asyncio.Task[Output], int] = {}
-
-        def await_next(index: int) -> None:
-            tasks[asyncio.ensure_future(_next(self.choices[index]))] = index
-
-        try:
-            for index in range(len(self.choices)):
-                await_next(index)
-            while tasks:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                ready = sorted((tasks[task], task) for task in done)
-                for index, task in ready:
-                    del tasks[task]
-                    _take(self.choices[index], task)
-                yield [(index, self.choices[index]) for index, _ in ready]
-                for index, _ in ready:
-                    if not self.choices[index].done:
-                        await_next(index)
-        finally:
-            for task, index in tasks.items():
-                if task.done():
-                    _take(self.choices[index], task)
-                task.cancel()
+        async with aclosing(outputs(self.choices)) as source:
+            async for ready in source:
+                for _, choice in ready:
+                    if choice.first_ns and not choice.announced:
+                        choice.announced = True
+                        self._first(choice)
+                    if choice.error is not None:
+                        raise choice.error
+                yield ready
 
     def _first(self, choice: Choice) -> None:
         assert self._ticket is not None
@@ -244,9 +171,10 @@ class Generation:
 
     async def _whole(self, request: web.Request, ask: Ask) -> web.StreamResponse:
         wholes = [Whole() for _ in self.choices]
-        async for ready in self._outputs():
-            for index, choice in ready:
-                wholes[index].add(choice)
+        async with aclosing(self._outputs()) as source:
+            async for ready in source:
+                for index, choice in ready:
+                    wholes[index].add(choice)
         body = self._renderer(ask).whole(wholes, usage_of(self.choices, self._prompt_tokens))
         response = web.Response(body=body, content_type="application/json")
         await self._send(response, request)
@@ -267,22 +195,21 @@ class Generation:
         renderer = self._renderer(ask)
         response = web.StreamResponse(headers=_SSE_HEADERS)
         left = len(self.choices)
-        async for ready in self._outputs():
-            data = b"".join([renderer.chunks(index, choice) for index, choice in ready])
-            left -= sum(choice.done for _, choice in ready)
-            if not left:
-                if ask.include_usage:
-                    data += renderer.usage_chunk(usage_of(self.choices, self._prompt_tokens))
-                data += DONE
-            if data:
-                await self._write(response, request, data, ready)
+        async with aclosing(self._outputs()) as source:
+            async for ready in source:
+                data = b"".join([renderer.chunks(index, choice) for index, choice in ready])
+                left -= sum(choice.done for _, choice in ready)
+                if not left:
+                    if ask.include_usage:
+                        data += renderer.usage_chunk(usage_of(self.choices, self._prompt_tokens))
+                    data += DONE
+                if data:
+                    await self._write(response, request, data, ready)
         await response.write_eof()
         self._finish()
         return response
 
-    async def _write(
-        self, response: web.StreamResponse, request: web.Request, data: bytes, ready: Sequence[tuple[int, Choice]]
-    ) -> None:
+    async def _write(self, response: web.StreamResponse, request: web.Request, data: bytes, ready: Ready) -> None:
         """One write for all that is there. A slow reader holds up this coroutine and nobody else: what is not taken
         from the stream is no credit for the engine."""
         start_ns = time.monotonic_ns()
@@ -336,7 +263,7 @@ class Generation:
             try:
                 async with asyncio.timeout(_SETTLE_S):
                     while not choice.done:
-                        choice.take(await _next(choice))
+                        choice.take(await next_output(choice))
             except StopAsyncIteration:
                 choice.lost()
             except TimeoutError:
@@ -383,21 +310,3 @@ class Generation:
             (end_ns - record.arrival_ns) / 1e6,
             extra={"request_id": self.group_id},
         )
-
-
-async def _next(choice: Choice) -> Output:
-    """Its next Output. StopAsyncIteration cannot leave a task, hence the detour of `_take`."""
-    return await anext(aiter(choice.stream))
-
-
-def _take(choice: Choice, task: "asyncio.Task[Output]") -> None:
-    """What a finished task of `_next` brought."""
-    if task.cancelled():
-        return
-    error = task.exception()
-    if error is None:
-        choice.take(task.result())
-    elif isinstance(error, StopAsyncIteration):
-        choice.lost()
-    else:
-        raise error

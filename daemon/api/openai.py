@@ -11,7 +11,8 @@ from aiohttp import web
 
 from daemon.api.body import read_body
 from daemon.api.errors import ApiError, from_inferd, invalid
-from daemon.api.generate import Generation, Kitchen
+from daemon.api.generate import Generation
+from daemon.api.kitchen import Kitchen
 from daemon.api.prompt import encode_chat, encode_prompt
 from daemon.api.schema import Ask, parse_chat, parse_completion, parse_messages, parse_object, parse_prompts
 from engine.errors import InferdError

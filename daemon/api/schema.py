@@ -46,6 +46,8 @@ _DECLINED: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
+    """Obfuscation, padding of chunks against eavesdroppers, is accepted and not done."""
+
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -78,6 +80,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatBody(Common, frozen=True, kw_only=True):
+    """/v1/chat/completions."""
+
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -85,6 +89,8 @@ class ChatBody(Common, frozen=True, kw_only=True):
 
 
 class CompletionBody(Common, frozen=True, kw_only=True):
+    """/v1/completions."""
+
     prompt: Any  # str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
     echo: bool | None = None

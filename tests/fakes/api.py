@@ -12,8 +12,8 @@ from aiohttp import web
 
 from daemon.admission import FrontDoor, Keys, Queue
 from daemon.api.access import Access
-from daemon.api.generate import Kitchen, Served
 from daemon.api.health import Health
+from daemon.api.kitchen import Kitchen, Served
 from daemon.api.openai import OpenAi
 from daemon.app import RUNNER_OPTIONS, build_api
 from daemon.lifecycle import Lifecycle

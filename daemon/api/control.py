@@ -1,0 +1,227 @@
+"""/inferd/v1: what operators, the TUI and the tuner read and do. Served by the control thread, never on the API port.
+
+Reading asks the fold and the port's view; whatever needs the API's loop is handed to it with a time limit, so that this
+answers (with less, or with 504) while that loop is blocked. It must not know how it is bound or who may call it: its
+`authorize` does. Enter at `Control.routes`.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from daemon.api.errors import ApiError, invalid
+from daemon.api.schema import parse_object
+from daemon.port import EnginePort
+from engine.budget import Limits
+from engine.errors import ConfigError, EngineFault
+from telemetry import feed as feeds
+from telemetry import snapshot as snapshots
+from telemetry.feed import Feed
+from telemetry.fold import Fold
+
+_REPLY_S = 3.0
+_ASK_S = 1.0
+_KEEPALIVE_S = 15.0
+
+T = TypeVar("T")
+
+
+class Doer(Protocol):
+    """What the control routes can have done; all of it on the API's loop."""
+
+    def drain(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def abort(self, request_id: str) -> int: ...
+
+    async def propose(self, changes: dict[str, int], source: str, why: str) -> Limits: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What the control routes are given. `loop` is the API's; `views` makes a snapshot's outside facts."""
+
+    loop: asyncio.AbstractEventLoop
+    port: EnginePort
+    doer: Doer
+    fold: Fold
+    feed: Feed
+    config: Mapping[str, Any]
+    views: Callable[[], snapshots.Views]
+
+
+class Control:
+    """Handlers; `authorize` raises ApiError for a caller without the right."""
+
+    def __init__(self, desk: Desk, authorize: Callable[[web.Request], None]) -> None:
+        self._desk = desk
+        self._authorize = authorize
+
+    def routes(self) -> list[web.RouteDef]:
+        base = "/inferd/v1"
+        guarded = self._guarded
+        later = self._later
+        return [
+            web.get(f"{base}/snapshot", guarded(self.snapshot)),
+            web.get(f"{base}/events", guarded(self.events)),
+            web.get(f"{base}/requests/{{id}}", guarded(self.request)),
+            web.get(f"{base}/incidents", guarded(self.incidents)),
+            web.get(f"{base}/incidents/{{id}}", guarded(self.incident)),
+            web.get(f"{base}/decisions", guarded(self.decisions)),
+            web.get(f"{base}/config", guarded(self.config)),
+            web.post(f"{base}/drain", guarded(self.drain)),
+            web.post(f"{base}/resume", guarded(self.resume)),
+            web.post(f"{base}/abort/{{id}}", guarded(self.abort)),
+            web.post(f"{base}/tuner", guarded(self.tuner)),
+            web.post(f"{base}/cache/reset", guarded(self.reset_cache)),
+            web.post(f"{base}/memory/snapshot", guarded(later("memory snapshots"))),
+            web.post(f"{base}/trace-level", guarded(later("trace levels"))),
+        ]
+
+    # -- read
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        """?include=a,b: those parts, else all but the engine's block map and live requests."""
+        asked = request.query.get("include")
+        parts = [part for part in asked.split(",") if part] if asked is not None else None
+        views = await self._with_engine(self._desk.views(), parts or [])
+        try:
+            snapshot = snapshots.build(self._desk.fold, parts, views)
+        except ValueError as error:
+            raise invalid(str(error), "include") from None
+        return web.Response(body=snapshots.encode(snapshot), content_type="application/json")
+
+    async def _with_engine(self, views: snapshots.Views, parts: list[str]) -> snapshots.Views:
+        """Add what only the engine knows, if it is asked for and answers in time; else it stays 'not reported'."""
+        live = await self._engine_part("requests") if "requests" in parts else None
+        blocks = await self._engine_part("blocks") if "kv" in parts else None
+        return replace(
+            views,
+            live_requests=live if isinstance(live, list) else None,
+            block_map=blocks if isinstance(blocks, bytes) else None,
+        )
+
+    async def _engine_part(self, part: str) -> Any | None:
+        try:
+            return await self._on_api(self._desk.port.ask(part, _ASK_S), _ASK_S)
+        except ApiError:
+            return None
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events from now on; a comment every so often shows that the line is alive."""
+        try:
+            reader = self._desk.feed.reader()
+        except OverflowError as error:
+            raise ApiError(503, str(error), code="too_many_readers", retry_after_s=5) from None
+        with reader:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+            await response.prepare(request)
+            await response.write(b": connected\n\n")
+            while True:
+                try:
+                    batch = await asyncio.wait_for(reader.batch(), _KEEPALIVE_S)
+                    await response.write(b"".join(feeds.to_sse(event) for event in batch))
+                except TimeoutError:
+                    await response.write(b": alive\n\n")
+
+    async def request(self, request: web.Request) -> web.Response:
+        """The record of a finished choice, by its id or by X-Request-Id."""
+        record = self._desk.fold.record(request.match_info["id"])
+        if record is None:
+            raise ApiError(404, "no record of that request is kept", code="request_not_found")
+        return _json(record)
+
+    async def incidents(self, _: web.Request) -> web.Response:
+        return _json({"incidents": snapshots.build(self._desk.fold, ["incidents"]).incidents or []})
+
+    async def incident(self, request: web.Request) -> web.Response:
+        found = snapshots.build(self._desk.fold, ["incidents"]).incidents or []
+        for incident in found:
+            if incident.incident_id == request.match_info["id"]:
+                return _json(incident)
+        raise ApiError(404, "no such incident is kept", code="incident_not_found")
+
+    async def decisions(self, _: web.Request) -> web.Response:
+        return _json({"decisions": snapshots.build(self._desk.fold, ["decisions"]).decisions or []})
+
+    async def config(self, _: web.Request) -> web.Response:
+        return _json(self._desk.config)
+
+    # -- act
+
+    async def drain(self, _: web.Request) -> web.Response:
+        await self._on_api(_call(self._desk.doer.drain))
+        return _json({"state": "draining"})
+
+    async def resume(self, _: web.Request) -> web.Response:
+        await self._on_api(_call(self._desk.doer.resume))
+        return _json({"state": "serving"})
+
+    async def abort(self, request: web.Request) -> web.Response:
+        request_id = request.match_info["id"]
+        count = await self._on_api(_call(lambda: self._desk.doer.abort(request_id)))
+        if not count:
+            raise ApiError(404, "no such request is running", code="request_not_found")
+        return _json({"aborted_choices": count})
+
+    async def tuner(self, request: web.Request) -> web.Response:
+        """{"set": {limit: value}, "why"}: replace live limits. {"freeze"} and {"release"} come with the tuner."""
+        body = parse_object(await request.read(), {"set": dict, "why": str, "freeze": bool, "release": bool})
+        changes = body.get("set")
+        if not changes:
+            raise ApiError(501, "there is no tuner yet: only set is served", code="not_implemented", param="set")
+        if not all(isinstance(v, int) and not isinstance(v, bool) for v in changes.values()):
+            raise invalid("limits are whole numbers", "set", "invalid_type")
+        why = body.get("why", "asked for over the control API")
+        limits = await self._on_api(self._desk.doer.propose(changes, "api", why))
+        return _json({"limits": asdict(limits)})
+
+    async def reset_cache(self, _: web.Request) -> web.Response:
+        answer = await self._on_api(self._desk.port.act("reset_cache", _REPLY_S))
+        if answer is None:
+            raise ApiError(503, "the engine did not answer", code="engine_not_ready", retry_after_s=2)
+        return _json({"result": answer})
+
+    # -- how
+
+    def _later(self, what: str) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:
+        """A route whose owner does not exist yet says so."""
+
+        async def handler(_: web.Request) -> web.StreamResponse:
+            raise ApiError(501, f"{what}: not served by this version", code="not_implemented")
+
+        return handler
+
+    def _guarded(
+        self, handler: Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]
+    ) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            self._authorize(request)
+            return await handler(request)
+
+        return guarded
+
+    async def _on_api(self, work: Coroutine[Any, Any, T], timeout_s: float = _REPLY_S) -> T:
+        """Run `work` on the API's loop. Raises ApiError: 504 if that loop does not answer in time."""
+        future = asyncio.run_coroutine_threadsafe(work, self._desk.loop)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+        except TimeoutError:
+            raise ApiError(504, "the daemon's API loop does not answer", code="api_loop_blocked") from None
+        except ConfigError as error:
+            raise invalid(str(error), code=error.code) from None
+        except EngineFault as error:
+            raise ApiError(503, str(error), code=error.code, retry_after_s=2) from None
+
+
+async def _call(function: Callable[[], T]) -> T:
+    return function()
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

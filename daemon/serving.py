@@ -1,0 +1,310 @@
+"""Serving: one daemon from its bound sockets to its orderly end. Composes every other room; decides nothing itself.
+
+It owns the lifetime of what it composes: bus, engine, API, control thread, signals. It must not know flags (commands/
+serve.py) or how anything works inside. Enter at `Daemon.run`, which returns the exit code.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from daemon.admission import FrontDoor, Keys, Queue, is_loopback
+from daemon.api.access import Access, AdminAccess
+from daemon.api.control import Control, Desk
+from daemon.api.health import Health
+from daemon.api.kitchen import Kitchen, Served
+from daemon.api.openai import OpenAi
+from daemon.api.textport import TextPort
+from daemon.app import RUNNER_OPTIONS, build_api
+from daemon.control_thread import ControlThread
+from daemon.instruments import Instruments
+from daemon.lifecycle import Lifecycle, systemd_notifier, watchdog_interval_s
+from daemon.limits import LimitsArbiter
+from daemon.port import EnginePort, EngineView
+from daemon.settings import Loaded
+from daemon.sockets import BACKLOG, listen
+from engine.budget import Limits, Resolved
+from engine.errors import ConfigError
+from telemetry import lag
+from telemetry.events import Event
+
+log = logging.getLogger("inferd")
+
+_OBSERVE_S = 0.2
+_LAST_ANSWERS_S = 3.0  # for handlers to write what the engine has said last
+_START_UP_ROWS = 64  # of the queue, while the engine's rows are not known
+
+
+class Engine(EnginePort, Protocol):
+    """An EnginePort with a life of its own: daemon.session.EngineSession."""
+
+    async def start(self) -> None: ...
+
+    async def wait_ready(self) -> EngineView: ...
+
+    def on_limits(self, choose: Callable[[Resolved, Limits], Limits]) -> None: ...
+
+    def sizes(self) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is served: its default name, its text side, its end tokens."""
+
+    name: str
+    text: TextPort
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where the daemon listens, for people."""
+
+    api: str
+    admin: str | None
+    control: Path
+
+
+class Daemon:
+    """Made when everything that can be refused has been; `on_ready` and `on_listening` tell people."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        model: Model,
+        make_engine: Callable[[Callable[[Event], None]], Engine],
+        *,
+        runtime_dir: Path,
+        state_dir: Path,
+        version: str,
+        on_listening: Callable[[Addresses], None] = lambda _: None,
+        on_ready: Callable[[EngineView], None] = lambda _: None,
+    ) -> None:
+        self._settings = loaded.settings
+        self._loaded = loaded
+        self._model = model
+        self._make_engine = make_engine
+        self._runtime_dir = runtime_dir
+        self._state_dir = state_dir
+        self._version = version
+        self._on_listening = on_listening
+        self._on_ready = on_ready
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> int:
+        """Serve until told to stop. Raises InferdError for what cannot be served."""
+        settings = self._settings
+        keys = Keys.load(settings.api_key_file, settings.api_key)
+        check_exposure(settings.host, keys)
+        sockets = listen(settings.host, settings.port)
+        try:
+            return await self._with_sockets(sockets, keys)
+        finally:
+            for each in sockets:
+                each.close()
+
+    def stop(self) -> None:
+        """Begin the orderly end."""
+        self._stop.set()
+
+    async def _with_sockets(self, sockets: list[socket.socket], keys: Keys) -> int:
+        settings = self._settings
+        name = (*settings.served_model_name, self._model.name)[0]
+        with Instruments(name, self._state_dir, self._version) as instruments:
+            engine = self._make_engine(instruments.publish)
+            arbiter = LimitsArbiter(engine, instruments.publish)
+            engine.on_limits(arbiter.restored)
+            notify = systemd_notifier()
+            lifecycle = Lifecycle(
+                engine.view, instruments.publish, progress_deadline_s=settings.progress_deadline, notify=notify
+            )
+            kitchen = self._kitchen(engine, lifecycle, instruments, keys)
+            admin_keys = Keys.load(settings.admin_key_file, settings.admin_key)
+            open_metrics = Access(admin_keys if settings.metrics_private else Keys(()))
+            health = Health(lifecycle, self._version, instruments.render, open_metrics.check)
+            control = self._control(engine, arbiter, lifecycle, kitchen, instruments, health, admin_keys)
+            instruments.ask_sizes(lambda: {**engine.sizes(), **kitchen.sizes()})
+            door = FrontDoor(keyless=not keys, host=settings.host, origins=settings.allow_origin)
+            app = build_api([*OpenAi(kitchen).routes(), *health.routes()], door, max_body_bytes=settings.max_body)
+            try:
+                control.start()
+                runner = web.AppRunner(app, **RUNNER_OPTIONS)
+                await runner.setup()
+                for each in sockets:
+                    await web.SockSite(runner, each, backlog=BACKLOG).start()
+                self._on_listening(self._addresses(sockets, control))
+                await self._serve(engine, lifecycle, kitchen, instruments, notify)
+                await runner.cleanup()
+            finally:
+                control.stop()
+        return 0
+
+    async def _serve(
+        self,
+        engine: Engine,
+        lifecycle: Lifecycle,
+        kitchen: Kitchen,
+        instruments: Instruments,
+        notify: Callable[[str], None],
+    ) -> None:
+        """From the engine's start to the last answer."""
+        chores = [
+            asyncio.create_task(_every(_OBSERVE_S, lifecycle.observe)),
+            asyncio.create_task(lag.watch("api", instruments.publish)),
+        ]
+        interval_s = watchdog_interval_s()
+        if interval_s is not None:
+            chores.append(asyncio.create_task(_every(interval_s, lambda: notify("WATCHDOG=1"))))
+        self._catch_signals()
+        lifecycle.observe()
+        try:
+            await engine.start()
+            if await self._becomes_ready(engine):
+                lifecycle.observe()
+                await self._stop.wait()
+            lifecycle.stopping()
+            log.info("draining: %d requests run, the grace is %.0f s", len(kitchen.live), self._settings.grace)
+            await engine.drain(self._settings.grace)
+            await kitchen.empty(_LAST_ANSWERS_S)
+            lifecycle.stopped()
+        finally:
+            await engine.drain(0.0)
+            for chore in chores:
+                chore.cancel()
+
+    async def _becomes_ready(self, engine: Engine) -> bool:
+        """Whether the engine is ready, rather than the daemon told to stop first. Raises what makes it hopeless."""
+        ready = asyncio.create_task(engine.wait_ready())
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((ready, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if self._stop.is_set() and not ready.done():
+            ready.cancel()
+            return False
+        self._on_ready(ready.result())
+        return True
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: a test
+                loop.add_signal_handler(signum, self._on_signal, signum)
+
+    def _on_signal(self, signum: int) -> None:
+        """The first one drains. A second Ctrl-C ends at once; the engine ends with its parent."""
+        self._signals += 1
+        if self._signals > 1 and signum == signal.SIGINT:
+            log.warning("interrupted again: ending at once")
+            os._exit(130)
+        log.info("%s: draining; Ctrl-C ends at once", signal.Signals(signum).name)
+        self._stop.set()
+
+    def _kitchen(self, engine: Engine, lifecycle: Lifecycle, instruments: Instruments, keys: Keys) -> Kitchen:
+        settings = self._settings
+
+        def rows() -> int:
+            limits = engine.view().limits
+            return limits.max_num_seqs if limits else _START_UP_ROWS
+
+        return Kitchen(
+            port=engine,
+            text=self._model.text,
+            served=Served(
+                names=settings.served_model_name or (self._model.name,),
+                eos_token_ids=self._model.eos_token_ids,
+                created=int(time.time()),
+            ),
+            queue=Queue(settings.max_queued_requests, settings.max_queued_tokens, rows),
+            publish=instruments.publish,
+            authorize=Access(keys).check,
+            gate=lifecycle.gate,
+            request_timeout_s=settings.request_timeout,
+        )
+
+    def _control(
+        self,
+        engine: Engine,
+        arbiter: LimitsArbiter,
+        lifecycle: Lifecycle,
+        kitchen: Kitchen,
+        instruments: Instruments,
+        health: Health,
+        admin_keys: Keys,
+    ) -> ControlThread:
+        settings = self._settings
+        config = self._loaded.public()
+        desk = Desk(
+            loop=asyncio.get_running_loop(),
+            port=engine,
+            doer=_Doer(lifecycle, kitchen, arbiter),
+            fold=instruments.fold,
+            feed=instruments.feed,
+            config=config,
+            views=lambda: instruments.views(engine.view(), config),
+        )
+        return ControlThread(
+            self._runtime_dir,
+            [*health.routes(), *Control(desk, lambda _: None).routes()],
+            None if settings.admin_port is None else (settings.admin_host, settings.admin_port),
+            [*health.routes(), *Control(desk, AdminAccess(admin_keys).check).routes()],
+            lambda: lag.watch("control", instruments.publish),
+        )
+
+    def _addresses(self, sockets: list[socket.socket], control: ControlThread) -> Addresses:
+        settings = self._settings
+        admin = f"http://{_netloc(settings.admin_host)}:{control.admin_port}" if control.admin_port else None
+        port = sockets[0].getsockname()[1]
+        return Addresses(api=f"http://{_netloc(settings.host)}:{port}", admin=admin, control=control.path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doer:
+    """daemon.api.control.Doer."""
+
+    lifecycle: Lifecycle
+    kitchen: Kitchen
+    arbiter: LimitsArbiter
+
+    def drain(self) -> None:
+        self.lifecycle.drain("asked for over the control API")
+
+    def resume(self) -> None:
+        self.lifecycle.resume()
+
+    def abort(self, request_id: str) -> int:
+        return self.kitchen.abort(request_id)
+
+    async def propose(self, changes: dict[str, int], source: str, why: str) -> Limits:
+        return await self.arbiter.propose(changes, source, why)
+
+
+def check_exposure(host: str, keys: Keys) -> None:
+    """Raises ConfigError for an API without a key that others could reach."""
+    if not keys and not is_loopback(host):
+        raise ConfigError(
+            f"host {host} can be reached from elsewhere, and there is no API key",
+            "set --api-key-file or INFERD_API_KEY, or use --host 127.0.0.1",
+        )
+
+
+def _netloc(host: str) -> str:
+    """For a URL that can be tried from here."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
+    return f"[{shown}]" if ":" in shown and not shown.startswith("[") else shown
+
+
+async def _every(seconds: float, do: Callable[[], Any]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        do()
