@@ -61,6 +61,7 @@ class Choice:
         self._produced = 0
         self._released = 0
         self._fresh = True
+        self._cancelled = False
 
     def take(self, output: Output) -> None:
         """One Output. What `text` and `entries` held before is gone: they are what this Output adds."""
@@ -77,6 +78,14 @@ class Choice:
             self._end(output)
         self.taken_ns = time.monotonic_ns()
         self.detokenize_ns += self.taken_ns - start_ns
+
+    def cancel(self, reason: str) -> bool:
+        """Tell the engine to stop, once. False if it has ended or was told before."""
+        if self.done or self._cancelled:
+            return False
+        self._cancelled = True
+        self.stream.cancel(reason)
+        return True
 
     def lost(self) -> None:
         """Its stream ended without a last Output; does not happen unless an EnginePort breaks its word."""
@@ -110,7 +119,7 @@ class Choice:
             if self._stops is not None and self._stops.hit:
                 self._held.clear()
                 self.finish = "stop"
-                self.stream.cancel("stop")
+                self.cancel("stop")
                 return
 
     def _end(self, output: Output) -> None:

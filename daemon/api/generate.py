@@ -73,9 +73,12 @@ class Generation:
             self._submit(prepared)
             answer = self._stream if prepared.ask.stream else self._whole
             return await answer(request, prepared.ask)
-        except (asyncio.CancelledError, ConnectionResetError):
+        except asyncio.CancelledError:
             self._leave(FinishReason.ABORT, "client_disconnected", 499)
             raise
+        except ConnectionResetError:  # noticed by writing; nobody will read what is returned
+            self._leave(FinishReason.ABORT, "client_disconnected", 499)
+            return self._response or web.Response(status=499)
         except ApiError as error:
             self._cancel()
             if self._response is None:
@@ -239,10 +242,7 @@ class Generation:
             self._record(choice, choice.outcome or FinishReason.ERROR, "", 200)
 
     def _cancel(self) -> int:
-        live = [choice for choice in self.choices if not choice.done]
-        for choice in live:
-            choice.stream.cancel("abort")
-        return len(live)
+        return sum(choice.cancel("abort") for choice in self.choices)
 
     def _leave(self, reason: FinishReason, code: str, status: int) -> None:
         """It ends otherwise than by being served: now, for what the engine is through with or never had; and as soon

@@ -3,6 +3,7 @@
 Must not know sockets, the engine process or telemetry's sinks. Enter at `routes`.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -113,9 +114,12 @@ class OpenAi:
             return await generation.serve(request)
         except ApiError as error:
             response = error_response(error)
-            await response.prepare(request)
-            await response.write_eof()
-            generation.refused(error)
+            try:
+                with contextlib.suppress(ConnectionResetError):  # it left without waiting for the refusal
+                    await response.prepare(request)
+                    await response.write_eof()
+            finally:
+                generation.refused(error)
             return response
 
     def _check_model(self, model: str | None) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.api.errors import ApiError
-from daemon.api.schema import parse_chat, parse_completion
+from daemon.api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
 from tests.fakes.api import MODEL, Api, chat_body, serving
 from tests.fakes.port import ScriptedPort, saying
 
@@ -161,36 +161,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = st.sampled_from(
-    [
-        "model",
-        "messages",
-        "prompt",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "max_tokens",
-        "n",
-        "logprobs",
-        "top_logprobs",
-        "stream",
-        "stream_options",
-        "logit_bias",
-        "echo",
-        "priority",
-        "cache_salt",
-        "user",
-        "metadata",
-        "tools",
-        "response_format",
-        "best_of",
-        "x",
-    ]
-)
+KEYS = st.sampled_from([*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__, "tools", "best_of", "x"])
 BODIES = st.dictionaries(KEYS, JSON, max_size=6).map(lambda b: json.dumps({"model": MODEL, "messages": HI, **b}))
 
 

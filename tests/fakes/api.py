@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from daemon.api.kitchen import Kitchen, Served
 from daemon.api.openai import OpenAi
 from daemon.app import RUNNER_OPTIONS, build_api
 from daemon.lifecycle import Lifecycle
+from daemon.sockets import listen
 from telemetry.events import Event, FirstToken, RequestRecord
 from tests.fakes.port import ScriptedPort
 from tests.fakes.text import EOS, ByteText
@@ -87,6 +89,7 @@ async def serving(
     max_tokens: int = 1_000_000,
     max_body_bytes: int = 1 << 20,
     request_timeout_s: float = 0.0,
+    send_buffer_bytes: int = 0,
 ) -> AsyncIterator[Api]:
     events: list[Event] = []
     lifecycle = Lifecycle(port.view, events.append, progress_deadline_s=5.0)
@@ -109,10 +112,13 @@ async def serving(
     app = build_api([*OpenAi(kitchen).routes(), *health.routes()], door, max_body_bytes=max_body_bytes)
     runner = web.AppRunner(app, **RUNNER_OPTIONS)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    (listening,) = listen("127.0.0.1", 0)
+    if send_buffer_bytes:  # what is accepted inherits it
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+    await web.SockSite(runner, listening).start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as client:
-            yield Api(f"http://127.0.0.1:{site.port}", client, kitchen, lifecycle, port, events)
+            yield Api(url, client, kitchen, lifecycle, port, events)
     finally:
         await runner.cleanup()
