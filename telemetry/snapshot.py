@@ -1,7 +1,8 @@
 """Snapshot: everything known at one instant, as one value, by the parts that were asked for.
 
 Owns which parts there are (their shapes are in parts.py), and how each is built from the fold and from what others hand
-in (`Views`). TUI, doctor, tuner and operator read it. It must not know HTTP or the engine's types. Enter at `build`; `encode`/`decode` are its JSON.
+in (`Views`). TUI, doctor, tuner and operator read it. It must not know HTTP or the engine's types. Enter at `build`;
+`encode`/`decode` are its JSON.
 
 Every part is None when it was not asked for or is not reported, and so is every figure that nobody knows: watching
 somebody else's server fills in less, never something else.
@@ -17,7 +18,6 @@ import msgspec
 from telemetry import events
 from telemetry.fold import Fold
 from telemetry.ladder import ladder
-from telemetry.state import State
 from telemetry.parts import (
     KvView,
     LatencyView,
@@ -30,6 +30,7 @@ from telemetry.parts import (
     TimeBreakdown,
     TotalsView,
 )
+from telemetry.state import State
 
 FINISHED_SHOWN = 32
 STEPS_SHOWN = 60
