@@ -69,7 +69,9 @@ def command() -> None:
 @command.command()
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Base URL, with or without /v1.")
 @click.option("--model", default="", help="Model to ask for.  [default: the first one the server lists]")
-@click.option("--scenario", type=click.Choice(sorted(SCENARIOS)), default="short", show_default=True)
+@click.option(
+    "--scenario", type=click.Choice(sorted(SCENARIOS)), default="short", show_default=True, help="Which lengths."
+)
 @click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Requests under way at once.")
 @click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="Requests in all.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Instead: so many a second, as they arrive.")
