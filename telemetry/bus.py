@@ -34,7 +34,7 @@ class Undelivered(Exception):
 
 QUEUE_EVENTS = 8192
 BATCH_EVENTS = 512
-BATCH_SECONDS = 0.02
+BATCH_SECONDS = 0.1
 
 
 class Bus:
@@ -82,10 +82,11 @@ class Bus:
         """Thread CPU time that each sink has used."""
         return {outlet.name: outlet.cpu_ns for outlet in self._outlets}
 
-    def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait until every event published so far was taken (or lost). False if that took longer than `timeout_s`."""
+    def flush(self, timeout_s: float = 5.0, sink: str | None = None) -> bool:
+        """Wait until every event published so far was taken (or lost), by one sink or by all. False if that took
+        longer than `timeout_s`. Flushing the fold before a scrape or snapshot makes it show what its reader just did."""
         deadline = time.monotonic() + timeout_s
-        return all([outlet.flush(deadline) for outlet in self._outlets])
+        return all([outlet.flush(deadline) for outlet in self._outlets if sink in (None, outlet.name)])
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Deliver what waits and stop the sinks; one that hangs is left behind after `timeout_s`. The recorder stays

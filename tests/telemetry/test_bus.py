@@ -88,6 +88,17 @@ def test_close_delivers_what_waits_and_counts_what_comes_later() -> None:
     assert bus.dropped() == {"sink": 1}
 
 
+def test_one_sink_can_be_flushed_while_another_hangs() -> None:
+    release, got = threading.Event(), []
+    bus = Bus(None, {"stuck": lambda batch: release.wait(10) and None, "fold": got.extend}, batch_seconds=10)
+    bus.publish(note(1))
+    assert bus.flush(5, sink="fold")
+    assert got == [note(1)]
+    assert not bus.flush(0.01)
+    release.set()
+    bus.close()
+
+
 def test_close_leaves_a_hanging_sink_behind() -> None:
     release = threading.Event()
     bus = Bus(None, {"stuck": lambda batch: release.wait(10) and None}, batch_seconds=0)
