@@ -84,7 +84,7 @@ class Bus:
 
     def flush(self, timeout_s: float = 5.0, sink: str | None = None) -> bool:
         """Wait until every event published so far was taken (or lost), by one sink or by all. False if that took
-        longer than `timeout_s`. Flushing the fold before a scrape or snapshot makes it show what its reader just did."""
+        longer than `timeout_s`. Flush the fold before a scrape or snapshot, and it shows what its reader just did."""
         deadline = time.monotonic() + timeout_s
         return all([outlet.flush(deadline) for outlet in self._outlets if sink in (None, outlet.name)])
 
