@@ -1,13 +1,15 @@
 """What a load test asks for: which prompts, how long, how much output, when. Pure and seeded.
 
-Owns the scenarios and how a request of a given length becomes text. It must not know HTTP, clocks or results. Enter at
-`Workload.request(index)`; the same seed and sizes give the same requests on any machine.
+Owns how a request of a given length becomes text; the lengths are daemon/load/scenarios.py's. It must not know HTTP,
+clocks or results. Enter at `Workload.request(index)`; the same seed and sizes give the same requests on any machine.
 """
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from daemon.load.scenarios import Share
 
 # Common words that most tokenizers hold as one token each with their leading space.
 _TEXT: Final = (
@@ -20,47 +22,6 @@ _TEXT: Final = (
 )
 WORDS: Final = tuple(_TEXT.split())
 _OPENING: Final = "Continue this list of words with other words, and do not stop:"
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Token counts drawn uniformly from [low, high]."""
-
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
-            raise ValueError(f"{self.low}:{self.high} is not a range of token counts (1 ≤ low ≤ high)")
-
-    def draw(self, rng: random.Random) -> int:
-        return rng.randint(self.low, self.high)
-
-    @classmethod
-    def parse(cls, text: str) -> "Lengths":
-        """`N` or `LOW:HIGH`. Raises ValueError."""
-        low, _, high = text.partition(":")
-        return cls(int(low), int(high or low))
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One kind of request: its weight among the others, its prompt and its output lengths."""
-
-    kind: str
-    weight: float
-    prompt: Lengths
-    output: Lengths
-
-
-SHORT: Final = Share("short", 1.0, Lengths(50, 150), Lengths(32, 96))
-LONG: Final = Share("long", 1.0, Lengths(1500, 2500), Lengths(32, 96))
-# `mixed` is the case in which a long prompt makes short ones wait: one request in five is twenty times as long.
-SCENARIOS: Final[dict[str, tuple[Share, ...]]] = {
-    "short": (SHORT,),
-    "long": (LONG,),
-    "mixed": (replace(SHORT, weight=4.0), LONG),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +62,6 @@ class Workload:
         tokens = share.prompt.draw(rng)
         text = f"{_OPENING} {sentence(rng, self.sizer.words(tokens))}"
         return LoadRequest(index, share.kind, text, tokens, share.output.draw(rng), rng.randrange(2**31))
-
-
-def scenario(name: str, prompt: Lengths | None = None, output: Lengths | None = None) -> tuple[Share, ...]:
-    """The shares of a named scenario, with its lengths replaced where given. Raises KeyError."""
-    return tuple(replace(s, prompt=prompt or s.prompt, output=output or s.output) for s in SCENARIOS[name])
 
 
 def sentence(rng: random.Random, words: int) -> str:

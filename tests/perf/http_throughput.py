@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 
 from daemon.load.client import events
-from daemon.load.workload import Lengths, Workload, scenario
+from daemon.load.scenarios import Lengths, scenario
+from daemon.load.workload import Workload
 from tests.perf.harness import REPO, Findings
 from tests.perf.served import serving
 

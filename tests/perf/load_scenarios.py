@@ -6,7 +6,8 @@ from typing import Any
 from daemon.load.client import connect
 from daemon.load.drive import Drive
 from daemon.load.report import Run, summarize
-from daemon.load.workload import SCENARIOS, Workload
+from daemon.load.scenarios import SCENARIOS
+from daemon.load.workload import Workload
 from tests.perf.harness import Findings
 from tests.perf.served import serving
 

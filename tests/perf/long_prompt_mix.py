@@ -8,7 +8,8 @@ from typing import Any
 
 from daemon.load.client import Sample, connect
 from daemon.load.report import percentile
-from daemon.load.workload import Lengths, LoadRequest, Sizer, Workload, scenario
+from daemon.load.scenarios import Lengths, scenario
+from daemon.load.workload import LoadRequest, Sizer, Workload
 from tests.perf.harness import Findings
 from tests.perf.served import serving
 

@@ -6,7 +6,8 @@ import pytest
 
 from daemon.load.client import TargetError, connect
 from daemon.load.drive import Drive
-from daemon.load.workload import Lengths, Workload, scenario
+from daemon.load.scenarios import Lengths, scenario
+from daemon.load.workload import Workload
 from tests.fakes.openai_server import FakeOpenAI, serving
 
 SHARES = scenario("short", Lengths(40, 60), Lengths(4, 4))

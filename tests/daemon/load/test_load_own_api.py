@@ -2,7 +2,8 @@
 
 from daemon.load.client import connect
 from daemon.load.drive import Drive
-from daemon.load.workload import Lengths, Workload, scenario
+from daemon.load.scenarios import Lengths, scenario
+from daemon.load.workload import Workload
 from tests.fakes.api import serving
 from tests.fakes.port import ScriptedPort, saying
 

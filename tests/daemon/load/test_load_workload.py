@@ -4,16 +4,8 @@ from collections import Counter
 
 import pytest
 
-from daemon.load.workload import (
-    SCENARIOS,
-    Lengths,
-    Sizer,
-    Workload,
-    arrivals,
-    calibration,
-    scenario,
-    sized,
-)
+from daemon.load.scenarios import SCENARIOS, Lengths, scenario
+from daemon.load.workload import Sizer, Workload, arrivals, calibration, sized
 
 
 def test_same_seed_same_requests_other_seed_others() -> None:

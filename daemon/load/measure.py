@@ -1,0 +1,136 @@
+"""One load test from flags to report: connects, drives, shows progress, answers Ctrl-C.
+
+Owns the progress line on stderr and the signal; the figures are daemon/load/report.py's. Enter at `measured`.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from daemon.load.client import TargetError, connect
+from daemon.load.drive import Drive
+from daemon.load.report import Run, summarize
+from daemon.load.scenarios import Lengths, scenario
+from daemon.load.workload import Workload, arrivals
+
+_PROGRESS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The flags of one `inferd bench load`; `rate` given means an open loop."""
+
+    url: str
+    model: str
+    scenario: str
+    concurrency: int
+    requests: int
+    rate: float | None
+    duration: float
+    prompt_tokens: Lengths | None
+    output_tokens: Lengths | None
+    seed: int
+    timeout: float
+    api_key_env: str
+
+    @property
+    def load(self) -> str:
+        """How requests are sent, in words."""
+        if self.rate is not None:
+            return f"{self.rate:g} requests/s for {self.duration:g} s"
+        return f"{self.requests} requests, {self.concurrency} at a time"
+
+
+def measured(asked: Asked) -> dict[str, Any]:
+    """The report of one run. Raises click.ClickException if the server cannot be measured."""
+    return asyncio.run(_measure(asked))
+
+
+async def _measure(asked: Asked) -> dict[str, Any]:
+    shares = scenario(asked.scenario, asked.prompt_tokens, asked.output_tokens)
+    # As many connections as requests under way, so that the pool's queue never hides in the server's figures.
+    connections = 0 if asked.rate is not None else asked.concurrency
+    async with connect(asked.url, asked.model, os.environ.get(asked.api_key_env, ""), connections) as client:
+        client.timeout_s = asked.timeout
+        try:
+            sizer = await client.prepare()
+        except TargetError as reason:
+            raise click.ClickException(str(reason)) from None
+        drive = Drive(Workload(shares, asked.seed, sizer), client.ask)
+        with _interruptible(drive), _progress(drive, asked.load):
+            if asked.rate is not None:
+                await drive.open(arrivals(asked.rate, asked.duration, asked.seed))
+            else:
+                await drive.closed(asked.concurrency, asked.requests)
+        about = {
+            "url": client.url,
+            "model": client.model,
+            "scenario": asked.scenario,
+            "load": asked.load,
+            "seed": asked.seed,
+            "prompt_sizes": sizer.source,
+            "tokens_per_word": round(sizer.tokens_per_word, 4),
+            "started_at": time.strftime(
+                "%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - (time.perf_counter() - drive.began_s))
+            ),
+        }
+        run = Run(
+            about=about,
+            samples=drive.samples,
+            unfinished=drive.unfinished,
+            began_s=drive.began_s,
+            ended_s=drive.ended_s,
+            lag_s=drive.lag_s,
+            interrupted=drive.stopped,
+        )
+        return summarize(run)
+
+
+@contextmanager
+def _interruptible(drive: Drive) -> Iterator[None]:
+    """The first Ctrl-C ends the run with its report; a second one ends the process as usual."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        drive.stop()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+@contextmanager
+def _progress(drive: Drive, what: str) -> Iterator[None]:
+    """One line a second on stderr: rewritten on a terminal, every tenth printed elsewhere."""
+    terminal = sys.stderr.isatty()
+
+    async def tell() -> None:
+        second = 0
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            second += 1
+            failed = sum(bool(s.error) for s in drive.samples)
+            line = f"{what}: {second} s, {drive.running} running, {len(drive.samples) - failed} done, {failed} failed"
+            if terminal:
+                click.echo(f"\r\x1b[K{line}", err=True, nl=False)
+            elif second % 10 == 0:
+                click.echo(line, err=True)
+
+    task = asyncio.ensure_future(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+        if terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
