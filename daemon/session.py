@@ -32,7 +32,7 @@ _STEADY_S = 60.0  # a life this long forgives the failures before it
 _EARLY_FAILURES = 3  # lives that may end before the very first Ready
 _ENDING_S = 2.0  # for an engine that was told to end
 _ACK_DELAY_S = 0.01
-_HOPELESS = (2, 3, 4)  # exit codes that a restart cannot change: configuration, model, memory plan
+_HOPELESS = (2, 3, 4)  # exit codes of a first start that a second cannot change: configuration, model, memory plan
 
 
 class EngineSession:
@@ -195,9 +195,9 @@ class EngineSession:
             death = await self._live(restarts)
             if self._stopping:
                 return None
-            if death.exit_code in _HOPELESS:
-                return self._fail(death.error())
-            if self._settled is not None and not self._settled.done() and failures + 1 >= _EARLY_FAILURES:
+            # Once one has served, the next may too: what it lacks (a file, memory) may come back.
+            never_ready = self._settled is not None and not self._settled.done()
+            if never_ready and (death.exit_code in _HOPELESS or failures + 1 >= _EARLY_FAILURES):
                 return self._fail(death.error())
             failures = 1 if time.monotonic() - begun > _STEADY_S else failures + 1
             restarts += 1

@@ -151,6 +151,13 @@ async def test_what_a_restart_cannot_change_is_raised_at_once_with_its_exit_code
         assert len(running.of(EngineEnded)) == 1
 
 
+async def test_an_engine_that_has_served_is_started_again_whatever_its_successor_lacks(tmp_path: Path) -> None:
+    async with session(tmp_path, load_fault_once=str(tmp_path / "starts")) as running:
+        os.kill(pid_of(running), signal.SIGKILL)
+        await running.until(lambda: running.session.view().restarts == 2 and running.session.view().state == "ready")
+        assert [ended.exit_code for ended in running.of(EngineEnded)] == [-signal.SIGKILL, DoesNotFit.exit_code]
+
+
 async def test_a_command_that_does_not_exist_is_a_clear_fault(tmp_path: Path) -> None:
     async with session(tmp_path, wait=False, argv=["/nonexistent/engine"]) as running:
         with pytest.raises(EngineFault, match="could not be started"):

@@ -108,6 +108,11 @@ def load(planted: argparse.Namespace) -> Callable[[EngineConfig, Callable[[str, 
     def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> Loaded:
         progress("fake weights", 0.5)
         time.sleep(planted.load_s)
+        if planted.load_fault_once and not Path(planted.load_fault_once).exists():
+            Path(planted.load_fault_once).touch()  # the first start is well, the second is not, the third is again
+        elif planted.load_fault_once and Path(planted.load_fault_once).stat().st_size == 0:
+            Path(planted.load_fault_once).write_text("done")
+            raise DoesNotFit("a neighbour holds the memory", "wait")
         if planted.load_fault == "abort":
             os.abort()
         if planted.load_fault == "bug":
@@ -138,6 +143,7 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kv-blocks", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--load-fault", default="")
+    parser.add_argument("--load-fault-once", default="", help="a file that remembers how often it was started")
     return parser.parse_args(words)
 
 
