@@ -4,10 +4,9 @@ Each module there exposes `command: click.Command`; it is imported only when it 
 torch. Enter at `main`.
 """
 
+import ast
 import importlib
-import pkgutil
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ class Commands(click.Group):
     """The modules of daemon/commands, by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(module.name for module in pkgutil.iter_modules([str(_HOME / "commands")]))
+        return sorted(path.stem for path in (_HOME / "commands").glob("*.py") if path.stem != "__init__")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
@@ -31,9 +30,24 @@ class Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `inferd --help`, from the first lines of the modules: importing them all would take its time."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(name)) for name in self.list_commands(ctx)])
+
+
+def _summary(command: str) -> str:
+    """What a command does: its module's docstring up to the first full stop, without '`inferd NAME`: '."""
+    source = (_HOME / "commands" / f"{command}.py").read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source)) or ""
+    text = docstring.split(": ", 1)[-1].split(". ")[0].split(".\n")[0]
+    return (text[:1].upper() + text[1:]).rstrip(".").replace("\n", " ") + "."
+
 
 def version() -> str:
     """Of the installed distribution, or what a bare checkout says of itself."""
+    from importlib import metadata  # a fifth of the time that `inferd --help` may take
+
     try:
         return metadata.version("inferd")
     except metadata.PackageNotFoundError:
@@ -53,8 +67,14 @@ def check_packages() -> None:
             )
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(f"inferd {version()}")
+        ctx.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(version(), prog_name="inferd")
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="The version.")
 def inferd() -> None:
     """inferd serves open language models from this machine, and can say where every millisecond and byte went."""
 

@@ -1,0 +1,216 @@
+"""`inferd serve`: put a model on the network. Flags are settings (daemon/settings.py); daemon/serving.py does the work.
+
+Owns the flags, what start-up prints, --check and --plan. Whatever is dear to import is imported when it is needed, so
+that `inferd --help` is quick. Enter at `command`.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daemon.settings import Loaded, Settings, load
+
+if TYPE_CHECKING:
+    from daemon.port import EngineView
+    from daemon.serving import Addresses
+    from engine.config import EngineConfig
+    from engine.manifest import Manifest
+    from telemetry.events import Event
+
+# Few on purpose: every other setting has a name in the file and the environment.
+_FLAGS = (
+    "host",
+    "port",
+    "served_model_name",
+    "device",
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "memory_limit",
+    "api_key_file",
+    "admin_port",
+    "admin_key_file",
+    "allow_origin",
+    "grace",
+    "log_format",
+)
+
+
+def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for each of _FLAGS; values are checked by daemon.settings, so that all sources are told alike."""
+    known = {f.name: f for f in fields(Settings)}
+    for name in reversed(_FLAGS):
+        default = known[name].default
+        shown = "" if default in (None, ()) else f" [default: {default}]"
+        option = click.option(
+            f"--{name.replace('_', '-')}",
+            name,
+            metavar="VALUE",
+            multiple=isinstance(default, tuple),
+            help=known[name].metadata["help"] + shown,
+        )
+        function = option(function)
+    return function
+
+
+@click.command(short_help="Serve a model over the OpenAI API.")
+@click.argument("model", required=False)
+@_flags
+@click.option(
+    "--config", metavar="FILE", help="Configuration file; else $INFERD_CONFIG, ./inferd.toml, the user's, /etc."
+)
+@click.option("--check", is_flag=True, help="Check settings and model, start nothing.")
+@click.option("--plan", is_flag=True, help="Print the memory plan, start nothing.")
+def command(model: str | None, config: str | None, check: bool, plan: bool, **flags: Any) -> int:
+    """Serve MODEL: a name of the library (`inferd models list`), a .gguf file or a model directory.
+
+    Settings come from defaults, a TOML file, INFERD_* variables and these flags, later ones first; see
+    inferd.example.toml for all of them.
+    """
+    loaded = load({"model": model, **flags}, config=config)
+    if plan:
+        return _print_plan(loaded)
+    if check:
+        return _check(loaded)
+    return _serve(loaded)
+
+
+def _serve(loaded: Loaded) -> int:
+    import asyncio
+
+    from daemon import logs, paths
+    from daemon.cli import version
+    from daemon.serving import Daemon, Model
+    from daemon.session import EngineSession
+    from engine.text import Text
+
+    logs.configure(loaded.settings.log_format, loaded.settings.log_level)
+    state_dir, runtime_dir = paths.state_dir(), paths.runtime_dir()
+    with paths.lock(state_dir):
+        directory, manifest = _find_model(loaded.settings.model)
+        config = engine_config(loaded.settings, directory, state_dir)
+        model = Model(name=manifest.name, text=Text(directory), eos_token_ids=manifest.eos_token_ids)
+
+        async def run() -> int:
+            def make_engine(publish: "Callable[[Event], None]") -> EngineSession:
+                return EngineSession(config, runtime_dir, publish)
+
+            daemon = Daemon(
+                loaded,
+                model,
+                make_engine,
+                runtime_dir=runtime_dir,
+                state_dir=state_dir,
+                version=version(),
+                on_listening=lambda where: _say_listening(manifest, loaded, where),
+                on_ready=lambda view: _say_ready(view),
+            )
+            return await daemon.run()
+
+        return asyncio.run(run())
+
+
+def _find_model(source: str) -> "tuple[Path, Manifest]":
+    """The prepared directory of a model; fetched and prepared first if need be."""
+    from engine.manifest import Manifest
+
+    directory = Path(source)
+    if not (directory / "manifest.json").is_file():
+        directory = importlib.import_module("daemon.library").ready(source)
+    return directory, Manifest.load(directory)
+
+
+def engine_config(settings: Settings, directory: Path, state_dir: Path | None) -> "EngineConfig":
+    """What is asked of the engine."""
+    from engine.config import EngineConfig
+    from telemetry import probe
+
+    return EngineConfig(
+        model_dir=str(directory),
+        device=settings.device,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        memory_limit_bytes=settings.memory_limit,
+        prefix_cache=settings.prefix_cache,
+        threads=settings.threads,
+        daemon_bytes=probe.resident_bytes() or 0,
+        state_dir=str(state_dir) if state_dir else None,
+    )
+
+
+def _print_plan(loaded: Loaded) -> int:
+    from engine.budget import memory_plan, readable, resolve
+    from engine.machine import host_facts
+
+    directory, manifest = _find_model(loaded.settings.model)
+    config = engine_config(loaded.settings, directory, None)
+    resolved, _ = resolve(config, manifest, host_facts(config, manifest))
+    click.echo(f"{manifest.name} on {resolved.device}, {resolved.dtype}: {readable(resolved.memory_limit_bytes)}")
+    for row in memory_plan(resolved):
+        click.echo(f"  {row.owner:<12} {readable(row.bytes):>9}  {row.reason}")
+    click.echo("Ceilings:")
+    for name, value in resolved.ceilings().items():
+        if name != "spec_depth":
+            click.echo(f"  {name:<24} {value:>9}")
+    click.echo("Chosen, and why:")
+    for name, why in resolved.reasons.items():
+        click.echo(f"  {name:<20} {getattr(resolved, name)!s:>12}  {why}")
+    return 0
+
+
+def _check(loaded: Loaded) -> int:
+    from daemon.admission import Keys
+    from daemon.serving import check_exposure
+    from engine.text import Text
+
+    settings = loaded.settings
+    check_exposure(settings.host, Keys.load(settings.api_key_file, settings.api_key))
+    Keys.load(settings.admin_key_file, settings.admin_key)
+    directory, manifest = _find_model(settings.model)
+    Text(directory)
+    engine_config(settings, directory, None)
+    for name, entry in loaded.public().items():
+        if entry["source"] != "default":
+            click.echo(f"{name} = {entry['value']}  ({entry['source']})")
+    click.echo(f"{manifest.name} can be served from {directory}")
+    return 0
+
+
+def _say_listening(manifest: "Manifest", loaded: Loaded, where: "Addresses") -> None:
+    settings = loaded.settings
+    name = (*settings.served_model_name, manifest.name)[0]
+    key = "" if not (settings.api_key or settings.api_key_file) else " -H 'Authorization: Bearer …'"
+    click.echo(f"inferd serves {name} at {where.api} (it is loading)")
+    click.echo("Try:")
+    click.echo(f"  curl -N {where.api}/v1/chat/completions -H 'content-type: application/json'{key} \\")
+    click.echo(
+        f'    -d \'{{"model":"{name}","messages":[{{"role":"user","content":"Name three rivers."}}],"stream":true}}\''
+    )
+    click.echo("Where the time and the memory go:")
+    click.echo(f"  curl --unix-socket {where.control} http://inferd/inferd/v1/snapshot")
+    click.echo(f"  curl {where.api}/metrics")
+    if where.admin:
+        click.echo(f"Admin port: {where.admin}")
+
+
+def _say_ready(view: "EngineView") -> None:
+    from engine.budget import memory_plan, readable
+
+    resolved, limits = view.resolved, view.limits
+    if resolved is None or limits is None:
+        click.echo("Ready.")
+        return
+    parts = ", ".join(f"{row.owner} {readable(row.bytes)}" for row in memory_plan(resolved))
+    seconds = sum(view.phases.values()) / 1e9
+    click.echo(
+        f"Ready after {seconds:.1f} s: {resolved.device}, {resolved.dtype}, context {limits.context_limit} tokens, "
+        f"{limits.max_num_seqs} at once."
+    )
+    click.echo(f"Memory: {readable(resolved.memory_limit_bytes)} = {parts}")
