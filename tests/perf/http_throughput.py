@@ -116,7 +116,7 @@ def run(quick: bool) -> Findings:
     """Ours and both baselines in turn, three times; medians are compared."""
     repetitions, tokens = (1, 8) if quick else (3, 64)
     runs: list[dict[str, Any]] = []
-    with serving("--no-prefix-cache") as daemon:
+    with serving(env={"INFERD_PREFIX_CACHE": "false"}) as daemon:
         batch = asyncio.run(prompts(daemon.url))
         asyncio.run(served(daemon.url, batch, 4))
         with baseline(DTYPES[0]) as first, baseline(DTYPES[1]) as second:

@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +55,9 @@ def is_ready(url: str) -> bool:
 
 
 @contextmanager
-def serving(*flags: str, model: str = "smollm2") -> Iterator[Served]:
-    """`inferd serve MODEL FLAGS…` on a free port, with state of its own. Raises RuntimeError with the end of its log if
-    it does not get ready, or does not end in order."""
+def serving(*flags: str, model: str = "smollm2", env: Mapping[str, str] | None = None) -> Iterator[Served]:
+    """`inferd serve MODEL FLAGS…` on a free port, with state of its own; `env` adds variables. Raises RuntimeError with
+    the end of its log if it does not get ready, or does not end in order."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="inferd-perf-") as folder:
@@ -70,7 +70,7 @@ def serving(*flags: str, model: str = "smollm2") -> Iterator[Served]:
             process = subprocess.Popen(
                 [*INFERD, "serve", model, "--port", str(port), *flags],
                 cwd=REPO,
-                env={**os.environ, **home},
+                env={**os.environ, **home, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
