@@ -85,7 +85,8 @@ def test_a_match_shorter_than_a_block_is_counted_as_such() -> None:
 
 
 def test_the_twin_knows_nothing() -> None:
-    cache, names = NoPrefixCache(), []
+    cache = NoPrefixCache()
+    names: list[bytes] = []
     cache.extend(names, [1, 2, 3, 4], "", 1)
     assert names == []
     assert not cache.register(0, names, 0, [1, 2, 3, 4], "")

@@ -15,7 +15,7 @@ _LIMITS = ("prefill_chunk", "max_partial_prefills", "context_limit", "max_num_se
 def bench(credit: int = 1 << 30, **shape: int | bool) -> Bench:
     """A scheduler with these ceilings and limits."""
     limits = {name: int(shape.pop(name)) for name in list(shape) if name in _LIMITS}
-    resolved = ceilings(**shape)  # type: ignore[arg-type]  # a table of both kinds
+    resolved = ceilings(**shape)
     return Bench(resolved, widest(resolved, **limits), credit)
 
 
