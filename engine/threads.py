@@ -1,10 +1,9 @@
 """The thread settings that an engine process gets before torch is imported. Stdlib only; read by the daemon's session.
 
-OpenMP workers spin after each parallel region by default. On few cores that starves the daemon (and the engine's own
-Python thread), so they spin only for the moment between two operators and then sleep.
+OpenMP workers spin at the end of each parallel region by default. On cores that are shared (with the daemon, above all)
+a spinning worker keeps the very thread away that it waits for: a step of 16 rows took 20 times as long beside a busy
+neighbour. So they sleep at once.
 """
-
-SPIN_COUNT = 20_000  # GNU OpenMP: iterations of a busy wait, about the gap between two operators of one layer
 
 
 def thread_environment(threads: int) -> dict[str, str]:
@@ -13,6 +12,5 @@ def thread_environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": str(SPIN_COUNT),
         "KMP_BLOCKTIME": "0",
     }
