@@ -8,7 +8,8 @@ engine/kv/prefix.py's, which is told through `evicted` when a name dies. Enter a
 Free blocks are kept as maximal runs with boundary tags (Knuth, TAOCP vol. 1, 2.5), in one bucket per power of two of
 their length, so every operation is O(1) a block. A table prefers to continue where its last block ends, because a
 device reads a contiguous table without gathering it; a table that starts somewhere is therefore placed with room to
-grow, both for itself and for the table that ends just before the run.
+grow, both for itself and for the table that ends just before the run. In a pool full of cached blocks there would be no
+such room: then some more are evicted than are needed at once, up to a sixteenth of the pool at a time.
 """
 
 from collections import OrderedDict
@@ -35,6 +36,7 @@ class BlockPool:
         self._buckets: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length() + 1)]
         self._dirty: dict[int, None] = {}  # free blocks whose memory was written and not given back; oldest first
         self._keep_dirty = max(16, num_blocks // 16)
+        self._longest_wish = max(1, num_blocks // 16)  # a run that is worth evicting for
         if num_blocks:
             self._put_run(0, num_blocks)
             self._free = num_blocks
@@ -78,11 +80,11 @@ class BlockPool:
         blocks: list[int] = []
         if after >= 0 and after + 1 in self._length:
             blocks += self._carve(after + 1, 0, count)
-        while len(blocks) < count and self._free:
+        if len(blocks) < count:
+            self._evict_for(count - len(blocks), min(max(count, expected), self._longest_wish))
+        while len(blocks) < count:
             first = self._long_run()
             blocks += self._carve(first, self._placement(first, expected - len(blocks)), count - len(blocks))
-        while len(blocks) < count:
-            blocks.append(self._evict())
         for block in blocks:
             self._refs[block] = 1
         self._active += count
@@ -240,10 +242,19 @@ class BlockPool:
         del self._first[first + length - 1]
         del self._buckets[length.bit_length()][first]
 
-    def _evict(self) -> int:
-        block, _ = self._lru.popitem(last=False)
-        self._unname(block)
-        return block
+    def _evict_for(self, count: int, wish: int) -> None:
+        """Let cached blocks become free, the least recently used first, until `count` are; and a while longer if that
+        may bring about a run of `wish` blocks: a table that is evicted whole leaves the run that it lay in."""
+        most = 2 * wish
+        while self._lru and (self._free < count or (most and not self._has_run(wish))):
+            block, _ = self._lru.popitem(last=False)
+            self._unname(block)
+            self._put_free(block)
+            most = max(0, most - 1)
+
+    def _has_run(self, length: int) -> bool:
+        """Whether some free run surely has `length` blocks: its bucket is that of a power of two not below it."""
+        return any(self._buckets[(length - 1).bit_length() + 1 :])
 
     def _unname(self, block: int) -> None:
         self._named[block] = 0

@@ -51,6 +51,31 @@ def test_every_block_can_be_taken_whatever_the_fragmentation() -> None:
         it.take(1)
 
 
+def test_tables_lie_in_one_run_even_in_a_pool_that_is_full_of_cached_blocks() -> None:
+    it, _ = pool(512)
+    rng = random.Random(3)
+    tables: list[tuple[list[int], int]] = []
+    whole = total = 0
+    for step in range(4000):
+        if len(tables) < 8 and step % 7 == 0:
+            need = rng.randint(4, 30)
+            tables.append((it.take(need // 2, expected=need), need))
+        for table, need in tables:
+            if len(table) < need and rng.random() < 0.2:
+                table += it.take(1, table[-1], need - len(table))
+        for ended in [one for one in tables if len(one[0]) >= one[1]]:
+            tables.remove(ended)
+            blocks = ended[0]
+            if step > 1000:
+                total += 1
+                whole += blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+            for block in blocks:
+                it.name(block)
+            it.release(blocks)
+    assert it.cached > 100
+    assert whole > total * 2 / 3 > 0  # without the evictions beyond the need: none
+
+
 def test_what_nobody_holds_is_cached_if_named_and_else_free() -> None:
     it, evicted = pool(8)
     kept = named(it, 3)

@@ -26,7 +26,7 @@ def traffic(seed: int) -> list[Request]:
 
 
 def served(asked: list[Request], shape: dict[str, int | bool], limits: dict[str, int]) -> Bench:
-    resolved = ceilings(**{**_PLAIN, **shape})  # type: ignore[arg-type]  # a table of both kinds
+    resolved = ceilings(**{**_PLAIN, **shape})
     bench = Bench(resolved, widest(resolved, **limits))
     for i in range(0, len(asked), 5):
         bench.add(*asked[i : i + 5])
