@@ -1,7 +1,8 @@
-"""Where the daemon keeps what: runtime directory (sockets), state directory (ring, lock); and one daemon per state.
+"""Where the daemon keeps what: runtime directory (sockets), state directory (ring, lock), cache (models); and one
+daemon per state.
 
 systemd's variables first, then the XDG ones, then places of the user's own. Enter at `runtime_dir`, `state_dir`,
-`lock`.
+`cache_dir`, `lock`.
 """
 
 import fcntl
@@ -45,6 +46,14 @@ def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
         return _made(Path(given.split(":")[0]), private=False)
     base = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local" / "state"
     return _made(Path(base) / "inferd")
+
+
+def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where models lie, made if need be. Raises ConfigError."""
+    if given := environ.get("CACHE_DIRECTORY"):
+        return _made(Path(given.split(":")[0]), private=False)
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/")) / ".cache"
+    return _made(Path(base) / "inferd", private=False)
 
 
 def _made(path: Path, *, private: bool = True) -> Path:

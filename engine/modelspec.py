@@ -150,10 +150,17 @@ _GGUF_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # Mistr
 
 
 def from_gguf_metadata(
-    metadata: dict[str, Any], *, tied: bool, out_bias: bool = False, rope_factors: tuple[float, ...] = ()
+    metadata: dict[str, Any],
+    *,
+    tied: bool,
+    bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    rope_factors: tuple[float, ...] = (),
 ) -> ModelSpec:
-    """From a GGUF's key-value pairs. `tied`: it has no output tensor; `out_bias`: attention's output has a bias;
-    `rope_factors`: its rope_freqs tensor. Raises UnknownArchitecture, CorruptModel."""
+    """From a GGUF's key-value pairs and what only its tensors tell. `tied`: there is no output tensor; `bias`,
+    `out_bias`, `mlp_bias`: q, k, v, attention's output and the MLP have biases; `rope_factors`: the rope_freqs tensor.
+    Raises UnknownArchitecture, CorruptModel."""
     name = metadata.get("general.architecture")
     family = _GGUF_FAMILIES.get(str(name))
     if family is None:
@@ -161,31 +168,52 @@ def from_gguf_metadata(
     try:
         hidden = int(metadata[f"{name}.embedding_length"])
         heads = int(metadata[f"{name}.attention.head_count"])
+        head_dim = int(metadata.get(f"{name}.attention.key_length") or hidden // heads)
         vocabulary = metadata.get(f"{name}.vocab_size") or len(metadata["tokenizer.ggml.tokens"])
+        _refuse_gguf(metadata, str(name), head_dim)
+        layers, window = int(metadata[f"{name}.block_count"]), metadata.get(f"{name}.attention.sliding_window")
+        if name == "llama" and window:
+            family = "mistral"
         return ModelSpec(
             family=family,
             vocab_size=int(vocabulary),
             hidden_size=hidden,
             intermediate_size=int(metadata[f"{name}.feed_forward_length"]),
-            num_layers=int(metadata[f"{name}.block_count"]),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=int(metadata.get(f"{name}.attention.head_count_kv", heads)),
-            head_dim=int(metadata.get(f"{name}.attention.key_length") or hidden // heads),
+            head_dim=head_dim,
             rms_norm_eps=float(metadata[f"{name}.attention.layer_norm_rms_epsilon"]),
             rope_theta=float(metadata.get(f"{name}.rope.freq_base", 10_000.0)),
             max_position=int(metadata[f"{name}.context_length"]),
             tie_embeddings=tied,
-            rope_scaling=_gguf_scaling(metadata, str(name), rope_factors),
-            attention_bias=family == "qwen2" or out_bias,
+            rope_scaling=_gguf_scaling(metadata, str(name), rope_factors, head_dim),
+            sliding_windows=(int(window),) * layers if family == "mistral" and window else (),
+            attention_bias=family == "qwen2" or bias,
             attention_out_bias=out_bias,
+            mlp_bias=mlp_bias,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptModel(f"the GGUF's header lacks or garbles {error}") from error
 
 
-def _gguf_scaling(metadata: dict[str, Any], name: str, factors: tuple[float, ...]) -> RopeScaling | None:
+def _refuse_gguf(metadata: dict[str, Any], name: str, head_dim: int) -> None:
+    """Raises UnknownArchitecture for what the served families do not compute, rather than compute something else."""
+    if metadata.get(f"{name}.expert_count"):
+        raise UnknownArchitecture("the GGUF is a mixture of experts", "served are dense models")
+    rotated = int(metadata.get(f"{name}.rope.dimension_count") or head_dim)
+    values = int(metadata.get(f"{name}.attention.value_length") or head_dim)
+    if (rotated, values) != (head_dim, head_dim):
+        raise UnknownArchitecture(
+            f"heads of {head_dim} with {rotated} rotated and {values} value dimensions are not served"
+        )
+
+
+def _gguf_scaling(metadata: dict[str, Any], name: str, factors: tuple[float, ...], head_dim: int) -> RopeScaling | None:
     """Linear scaling is in the metadata; llama3's is a tensor of factors."""
     if factors:
+        if len(factors) != head_dim // 2:
+            raise CorruptModel(f"{len(factors)} rotary factors for heads of {head_dim}")
         return RopeScaling(kind="factors", factor=1.0, factors=factors)
     kind = metadata.get(f"{name}.rope.scaling.type", "none")
     if kind == "none":

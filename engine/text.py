@@ -223,7 +223,7 @@ def _strips(decoder: dict[str, Any] | None) -> bool:
     if not decoder:
         return False
     if decoder["type"] == "Metaspace":
-        return decoder.get("prepend_scheme", "always") != "never"
+        return bool(decoder.get("prepend_scheme", "always") != "never")
     return decoder["type"] == "Strip" or any(_strips(part) for part in decoder.get("decoders", []))
 
 

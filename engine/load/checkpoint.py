@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from engine.errors import CorruptModel
-from engine.load.safetensors_header import read_header
+from engine.load.safetensors_file import read_header
 
 
 class Checkpoint:
@@ -24,7 +24,7 @@ class Checkpoint:
         for path in paths:
             for name, entry in read_header(path).items():
                 self._files[name] = path
-                self._shapes[name] = tuple(entry["shape"])
+                self._shapes[name] = entry.shape
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes

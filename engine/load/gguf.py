@@ -1,162 +1,250 @@
-"""GGUF files: header, tensors, and their conversion into safetensors under Hugging Face names.
+"""GGUF files: the header as plain values, and tensors dequantized a few rows at a time.
 
-Dear (seconds), so it is done once, in `python -m engine.prepare`. Tensors are dequantized one at a time: memory stays
-small. Owns names, shapes and the undoing of llama.cpp's row permutation of q and k. Source of the format: the GGUF
-specification of ggml. Enter at `GGUF`.
+Owns the file format (github.com/ggml-org/ggml/blob/master/docs/gguf.md). The header is checked against the file's size
+before anything is allocated. It is parsed here and not by the gguf package, which needs seconds for a large vocabulary;
+the block formats are the package's. Names are `engine.load.names`' affair. Enter at `Gguf.open`.
 """
 
-import hashlib
-import json
+import mmap
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+from gguf import GGMLQuantizationType, dequantize
 
-from engine.errors import CorruptModel
+from engine.errors import CorruptModel, UnknownArchitecture
+from engine.load.names import hugging_face_name
+from engine.load.safetensors_file import Entry, entry
 from engine.modelspec import ModelSpec, from_gguf_metadata
 
-Progress = Callable[[str, float], None]
-READ_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
-
-_TOP = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+# ggml's type id → (name, elements of a block, bytes of a block)
+TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
 }
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_PLAIN = ("F32", "F16", "BF16")  # kept as they are: safetensors has them too
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
 _ROPE_FACTORS = "rope_freqs.weight"
+_MOST_DIMENSIONS = 4
+_PIECE_BYTES = 32 << 20  # of dequantized rows in memory at once
 
 
-class GGUF:
-    """One file, its header read. Raises CorruptModel if it is not whole, or has tensors of a type not read yet."""
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor: `shape` is row-major, as numpy has it (the file lists it the other way round)."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise CorruptModel(f"{path} is not a GGUF file", "is the download complete?")
-        try:
-            reader = gguf.GGUFReader(path)
-            self.metadata: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
-        except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, struct.error) as error:
-            raise CorruptModel(f"{path} is damaged or cut off: {error}", "download it again") from error
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        for tensor in reader.tensors:
-            if tensor.data_offset + tensor.n_bytes > size:
-                raise CorruptModel(
-                    f"{path} is cut off: {tensor.name} ends beyond its {size} bytes", "download it again"
-                )
-        strange = sorted({t.tensor_type.name for t in reader.tensors} - set(READ_TYPES))
-        if strange:
-            raise CorruptModel(f"{path} has tensors of type {', '.join(strange)}", f"read are {', '.join(READ_TYPES)}")
-
-    def spec(self) -> ModelSpec:
-        """Raises UnknownArchitecture, CorruptModel."""
-        factors = self._tensors.get(_ROPE_FACTORS)
-        return from_gguf_metadata(
-            self.metadata,
-            tied="output.weight" not in self._tensors,
-            out_bias="blk.0.attn_output.bias" in self._tensors,
-            rope_factors=tuple(float(value) for value in self._values(factors)) if factors is not None else (),
-        )
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    offset: int  # from the file's start
+    bytes: int
 
     @property
-    def parameters(self) -> int:
-        return sum(int(tensor.n_elements) for tensor in self._tensors.values())
+    def converted(self) -> Entry:
+        """What it is in safetensors: F32, F16 and BF16 stay, blocks become F32."""
+        return entry(self.type if self.type in _PLAIN else "F32", self.shape)
 
-    def bytes_by_dtype(self) -> dict[str, int]:
-        """Bytes in the file by tensor type."""
+
+class Gguf:
+    """One file, mapped: `metadata` (str, int, float, bool and lists of these) and `tensors` by name."""
+
+    def __init__(self, data: mmap.mmap, metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> None:
+        self._data = data
+        self.metadata = metadata
+        self.tensors = tensors
+
+    @classmethod
+    def open(cls, path: Path) -> "Gguf":
+        """Raises CorruptModel for a file that is not whole, UnknownArchitecture for formats that are not read."""
+        try:
+            with path.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return cls(data, *_parse(data))
+        except (OSError, ValueError, struct.error, UnicodeDecodeError) as error:
+            raise CorruptModel(f"{path} is damaged or no GGUF: {error}", "download the model again") from error
+
+    def spec(self) -> ModelSpec:
+        """The numbers of the model. Raises UnknownArchitecture, CorruptModel."""
+        factors = tuple(float(f) for f in self.array(_ROPE_FACTORS)) if _ROPE_FACTORS in self.tensors else ()
+        has = self.tensors.__contains__
+        return from_gguf_metadata(
+            self.metadata,
+            tied=not has("output.weight"),
+            bias=has("blk.0.attn_q.bias"),
+            out_bias=has("blk.0.attn_output.bias"),
+            mlp_bias=has("blk.0.ffn_down.bias"),
+            rope_factors=factors,
+        )
+
+    def entries(self) -> dict[str, Entry]:
+        """What the tensors are in safetensors, by Hugging Face name. Raises UnknownArchitecture for a tensor that no
+        served family has: to leave it out would change what the model says."""
+        found = {}
+        for name, tensor in self.tensors.items():
+            if name == _ROPE_FACTORS:
+                continue
+            ours = hugging_face_name(name)
+            if ours is None:
+                raise UnknownArchitecture(f"the GGUF has a tensor {name}, which no served family has")
+            found[ours] = tensor.converted
+        return found
+
+    def bytes_by_type(self) -> dict[str, int]:
+        """Bytes in the file by ggml's type."""
         counts: Counter[str] = Counter()
-        for tensor in self._tensors.values():
-            counts[tensor.tensor_type.name] += int(tensor.n_bytes)
+        for tensor in self.tensors.values():
+            counts[tensor.type] += tensor.bytes
         return dict(counts)
 
-    def digest(self) -> str:
-        """sha256 of the file's content."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+    def pieces(self, name: str, interleaved: int | None = None) -> Iterator[memoryview]:
+        """The bytes of a tensor as `converted`, some rows at a time. `interleaved`: undo, within each run of so many
+        rows, the order that llama.cpp gives to rotated pairs (see `_halves`)."""
+        tensor = self.tensors[name]
+        raw = np.frombuffer(self._data, np.uint8, tensor.bytes, tensor.offset)
+        # A vector is a column of rows, so that a reordered bias is cut like its weight.
+        columns = tensor.shape[-1] if len(tensor.shape) > 1 or tensor.type not in _PLAIN else 1
+        rows = prod(tensor.shape) // columns
+        raw = raw.reshape(rows, -1)
+        unit = interleaved or 1
+        step = max(1, _PIECE_BYTES // (columns * 4 * unit)) * unit
+        for begin in range(0, rows, step):
+            values = _values(raw[begin : begin + step], tensor.type)
+            yield np.ascontiguousarray(_halves(values, interleaved) if interleaved else values).data.cast("B")
 
-    def write_safetensors(self, target: Path, progress: Progress) -> int:
-        """All tensors as `target`, halves as they are, the rest in fp32; returns its bytes. The format is eight bytes
-        of header length, a JSON header, then the tensors: written piece by piece, never as a whole in memory."""
-        spec = self.spec()
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        order = [(name, ours) for name in self._tensors if (ours := hugging_face_name(name)) is not None]
-        for name, ours in order:
-            tensor = self._tensors[name]
-            kind, width = _stored_as(tensor)
-            length = int(tensor.n_elements) * width
-            shape = [int(n) for n in reversed(tensor.shape.tolist())]
-            header[ours] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + length]}
-            end += length
-        encoded = json.dumps(header).encode()
-        encoded += b" " * (-len(encoded) % 8)
-        with target.open("wb") as file:
-            file.write(struct.pack("<Q", len(encoded)))
-            file.write(encoded)
-            for index, (name, _) in enumerate(order):
-                for piece in self._bytes(name, spec):
-                    file.write(piece)
-                progress("weights", (index + 1) / len(order))
-        return 8 + len(encoded) + end
-
-    def _bytes(self, name: str, spec: ModelSpec) -> Iterator[Any]:
-        tensor = self._tensors[name]
-        if tensor.tensor_type.name == "BF16":  # numpy has no such type: rows are moved as pairs of bytes
-            values = np.asarray(tensor.data).view(np.uint16).reshape(tuple(reversed(tensor.shape.tolist())))
-        elif tensor.tensor_type.name == "F16":
-            values = np.asarray(tensor.data)
-        else:
-            values = self._values(tensor)
-        if self.metadata["general.architecture"] == "llama":
-            values = _unpermuted(name, values, spec)
-        yield np.ascontiguousarray(values).data
-
-    def _values(self, tensor: Any) -> Any:
-        """[rows, columns] fp32."""
-        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-        return values.reshape(tuple(reversed(tensor.shape.tolist())))
+    def array(self, name: str) -> np.ndarray:
+        """A whole small tensor as float32."""
+        tensor = self.tensors[name]
+        raw = np.frombuffer(self._data, np.uint8, tensor.bytes, tensor.offset)
+        return _dequantized(raw.reshape(prod(tensor.shape[:-1]), -1), tensor.type).reshape(tensor.shape)
 
 
-def hugging_face_name(name: str) -> str | None:
-    """The name that our families ask for; None for what they do not (rotary tables). Raises CorruptModel."""
-    if name in _TOP:
-        return _TOP[name]
-    if name == _ROPE_FACTORS:
-        return None
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER:
-        return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.{parts[3]}"
-    raise CorruptModel(f"the GGUF has a tensor that no served family knows: {name}")
+def _values(rows: np.ndarray, kind: str) -> np.ndarray:
+    """Rows of blocks → float32; rows of plain numbers → the same bits, as 2- or 4-byte items."""
+    if kind in _PLAIN:
+        return rows.view(np.uint32 if kind == "F32" else np.uint16)
+    return _dequantized(rows, kind)
 
 
-def _stored_as(tensor: Any) -> tuple[str, int]:
-    return {"F16": ("F16", 2), "BF16": ("BF16", 2)}.get(tensor.tensor_type.name, ("F32", 4))
+def _dequantized(rows: np.ndarray, kind: str) -> np.ndarray:
+    if kind in ("F32", "F16"):
+        return rows.view(np.float32 if kind == "F32" else np.float16).astype(np.float32)
+    values: np.ndarray = dequantize(rows, GGMLQuantizationType[kind])
+    return values
 
 
-def _unpermuted(name: str, values: Any, spec: ModelSpec) -> Any:
-    """llama.cpp interleaves the two rotary halves of each q and k head; Hugging Face keeps them apart."""
-    part = name.split(".")[2] if name.startswith("blk.") else ""
-    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}.get(part)
-    if heads is None:
+def _halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """llama.cpp rotates neighbours (2i, 2i+1), Hugging Face (i, i + half): its converter interleaves the two halves of
+    each head of q and k (convert_hf_to_gguf.py, LlamaModel.permute). Here they are set apart again."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+class _Cursor:
+    """Reads the header's values one after the other. Raises ValueError or struct.error past the end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data = data
+        self.at = 0
+
+    def number(self, form: str) -> Any:
+        (value,) = struct.unpack_from(form, self.data, self.at)
+        self.at += struct.calcsize(form)
+        return value
+
+    def string(self) -> str:
+        length = self.number("<Q")
+        if length > len(self.data) - self.at:
+            raise ValueError("it ends inside its header")
+        self.at += length
+        return self.data[self.at - length : self.at].decode("utf-8")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            return self.number(_scalar(kind))
+        kind, count = self.number("<I"), self.number("<Q")
+        if kind == _STRING:
+            # Each takes 8 bytes at least: a count that cannot be is no reason to loop.
+            self._room(count * 8)
+            return [self.string() for _ in range(count)]
+        form = _scalar(kind)
+        size = struct.calcsize(form)
+        self._room(count * size)
+        values = list(struct.unpack_from(f"<{count}{form[1]}", self.data, self.at))
+        self.at += count * size
         return values
-    rest = values.shape[1:]
-    return values.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(values.shape)
+
+    def _room(self, size: int) -> None:
+        if size > len(self.data) - self.at:
+            raise ValueError("it ends inside its header")
+
+
+def _scalar(kind: int) -> str:
+    if kind not in _SCALARS:
+        raise ValueError(f"a value of unknown type {kind}")
+    return _SCALARS[kind]
+
+
+def _parse(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    cursor = _Cursor(data)
+    if data[:4] != b"GGUF":
+        raise ValueError("it does not begin with 'GGUF'")
+    cursor.at = 4
+    version = cursor.number("<I")
+    if version not in (2, 3):
+        raise UnknownArchitecture(f"GGUF version {version} is not read", "read are 2 and 3, little-endian")
+    tensor_count, value_count = cursor.number("<Q"), cursor.number("<Q")
+    metadata: dict[str, Any] = {}
+    for _ in range(value_count):
+        key = cursor.string()
+        metadata[key] = cursor.value(cursor.number("<I"))
+    if metadata.get("split.count", 0) > 1:
+        raise UnknownArchitecture("a GGUF in several files is not read", "join them with llama-gguf-split --merge")
+    found = [_tensor_info(cursor) for _ in range(tensor_count)]
+    alignment = int(metadata.get("general.alignment", 32))
+    if alignment < 1:
+        raise ValueError(f"an alignment of {alignment}")
+    start = -(-cursor.at // alignment) * alignment
+    tensors = {name: _placed(name, shape, kind, start + offset) for name, shape, kind, offset in found}
+    if len(tensors) != len(found):
+        raise ValueError("two tensors of one name")
+    end = max((t.offset + t.bytes for t in tensors.values()), default=start)
+    if end > len(data):
+        raise ValueError(f"it has {len(data)} bytes, its header promises {end}")
+    return metadata, tensors
+
+
+def _tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name, dimensions = cursor.string(), cursor.number("<I")
+    if not 1 <= dimensions <= _MOST_DIMENSIONS:
+        raise ValueError(f"tensor {name} has {dimensions} dimensions")
+    shape = tuple(reversed([cursor.number("<Q") for _ in range(dimensions)]))
+    return name, shape, cursor.number("<I"), cursor.number("<Q")
+
+
+def _placed(name: str, shape: tuple[int, ...], kind: int, offset: int) -> GgufTensor:
+    if kind not in TYPES:
+        names = ", ".join(n for n, _, _ in TYPES.values())
+        raise UnknownArchitecture(f"tensor {name} has ggml's type {kind}, which is not read", f"read are {names}")
+    type_name, block_items, block_size = TYPES[kind]
+    if prod(shape) < 1 or shape[-1] % block_items:
+        raise ValueError(f"tensor {name} of shape {list(shape)} cannot be made of {type_name} blocks")
+    return GgufTensor(name, shape, type_name, offset, prod(shape) // block_items * block_size)
