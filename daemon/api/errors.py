@@ -9,6 +9,8 @@ import msgspec
 from engine.errors import ContextTooLong, DeadlineExceeded, EngineFault, InferdError, RequestError, TokenizerError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+# Errors of choices that the engine had; their status alone would say 'shed'.
+_REASONS = {"aborted": "abort", "engine_died": "error", "deadline_exceeded": "deadline"}
 
 
 class ApiError(Exception):
@@ -26,7 +28,10 @@ class ApiError(Exception):
 
     @property
     def reason(self) -> str:
-        """The `reason` of a request record that ended in this error."""
+        """The `reason` of a request record that ended in this error. Shed is what the engine never had."""
+        known = _REASONS.get(self.code)
+        if known is not None:
+            return known
         if self.status in (429, 503):
             return "shed"
         return "error" if self.status >= 500 else "rejected"

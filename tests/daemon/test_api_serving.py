@@ -180,6 +180,8 @@ async def test_what_control_does(tmp_path: Path) -> None:
         assert (await made.post(f"/inferd/v1/abort/{request.id}", control=True))[1] == {"aborted_choices": 1}
         status, body = await running_request
         assert (status, body["error"]["code"]) == (503, "aborted")
+        record: Any = await until_record(made, f"{request.id}")
+        assert (record["reason"], record["error"]) == ("abort", "aborted")
 
 
 async def test_events_are_streamed(tmp_path: Path) -> None:
