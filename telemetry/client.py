@@ -77,7 +77,8 @@ def candidates(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
     services = sorted((root / "run").glob(f"inferd*/{SOCKET_NAME}"))
     runtime = environ.get("XDG_RUNTIME_DIR")
     user = Path(runtime) if runtime else root / "run" / "user" / str(os.getuid())
-    return [*services, user / "inferd" / SOCKET_NAME]
+    fallback = root / "tmp" / f"inferd-{os.getuid()}"  # where there is no runtime directory, as in containers
+    return [*services, user / "inferd" / SOCKET_NAME, fallback / SOCKET_NAME]
 
 
 def _answers(path: Path) -> bool:

@@ -150,5 +150,5 @@ def test_finding_asks_the_flags_then_the_variable_then_looks_around(tmp_path: Pa
                 find(environ=environ, root=tmp_path)
             assert "inferd-a" in str(caught.value)
         # A socket that nobody listens on is a leftover.
-        assert len(candidates(environ, tmp_path)) == 2
+        assert len(candidates(environ, tmp_path)) == 3
         assert find(environ=environ, root=tmp_path).socket == runtime / "inferd" / "control.sock"
