@@ -4,7 +4,6 @@ Owns the flags, what start-up prints, --check and --plan. Whatever is dear to im
 that `inferd --help` is quick. Enter at `command`.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,10 +14,10 @@ import click
 from daemon.settings import Loaded, Settings, load
 
 if TYPE_CHECKING:
+    from daemon.library import Prepared
     from daemon.port import EngineView
     from daemon.serving import Addresses
     from engine.config import EngineConfig
-    from engine.manifest import Manifest
     from telemetry.events import Event
 
 # Few on purpose: every other setting has a name in the file and the environment.
@@ -92,9 +91,9 @@ def _serve(loaded: Loaded) -> int:
     logs.configure(loaded.settings.log_format, loaded.settings.log_level)
     state_dir, runtime_dir = paths.state_dir(), paths.runtime_dir()
     with paths.lock(state_dir):
-        directory, manifest = _find_model(loaded.settings.model)
-        config = engine_config(loaded.settings, directory, state_dir)
-        model = Model(name=manifest.name, text=Text(directory), eos_token_ids=manifest.eos_token_ids)
+        found = _find_model(loaded.settings.model)
+        config = engine_config(loaded.settings, found.directory, state_dir)
+        model = Model(name=found.name, text=Text(found.directory), eos_token_ids=found.manifest.eos_token_ids)
 
         async def run() -> int:
             def make_engine(publish: "Callable[[Event], None]") -> EngineSession:
@@ -107,7 +106,7 @@ def _serve(loaded: Loaded) -> int:
                 runtime_dir=runtime_dir,
                 state_dir=state_dir,
                 version=version(),
-                on_listening=lambda where: _say_listening(manifest, loaded, where),
+                on_listening=lambda where: _say_listening(found.name, loaded, where),
                 on_ready=lambda view: _say_ready(view),
             )
             return await daemon.run()
@@ -115,14 +114,17 @@ def _serve(loaded: Loaded) -> int:
         return asyncio.run(run())
 
 
-def _find_model(source: str) -> "tuple[Path, Manifest]":
-    """The prepared directory of a model; fetched and prepared first if need be."""
-    from engine.manifest import Manifest
+def _find_model(source: str) -> "Prepared":
+    """The model, fetched and prepared first if need be."""
+    from daemon.library import Library
+    from daemon.paths import cache_dir
+    from daemon.progress import Progress
 
-    directory = Path(source)
-    if not (directory / "manifest.json").is_file():
-        directory = importlib.import_module("daemon.library").ready(source)
-    return directory, Manifest.load(directory)
+    progress = Progress()
+    try:
+        return Library(cache_dir(), progress).prepare(source)
+    finally:
+        progress.done()
 
 
 def engine_config(settings: Settings, directory: Path, state_dir: Path | None) -> "EngineConfig":
@@ -149,10 +151,10 @@ def _print_plan(loaded: Loaded) -> int:
     from engine.budget import memory_plan, readable, resolve
     from engine.machine import host_facts
 
-    directory, manifest = _find_model(loaded.settings.model)
-    config = engine_config(loaded.settings, directory, None)
-    resolved, _ = resolve(config, manifest, host_facts(config, manifest))
-    click.echo(f"{manifest.name} on {resolved.device}, {resolved.dtype}: {readable(resolved.memory_limit_bytes)}")
+    found = _find_model(loaded.settings.model)
+    config = engine_config(loaded.settings, found.directory, None)
+    resolved, _ = resolve(config, found.manifest, host_facts(config, found.manifest))
+    click.echo(f"{found.name} on {resolved.device}, {resolved.dtype}: {readable(resolved.memory_limit_bytes)}")
     for row in memory_plan(resolved):
         click.echo(f"  {row.owner:<12} {readable(row.bytes):>9}  {row.reason}")
     click.echo("Ceilings:")
@@ -173,19 +175,19 @@ def _check(loaded: Loaded) -> int:
     settings = loaded.settings
     check_exposure(settings.host, Keys.load(settings.api_key_file, settings.api_key))
     Keys.load(settings.admin_key_file, settings.admin_key)
-    directory, manifest = _find_model(settings.model)
-    Text(directory)
-    engine_config(settings, directory, None)
+    found = _find_model(settings.model)
+    Text(found.directory)
+    engine_config(settings, found.directory, None)
     for name, entry in loaded.public().items():
         if entry["source"] != "default":
             click.echo(f"{name} = {entry['value']}  ({entry['source']})")
-    click.echo(f"{manifest.name} can be served from {directory}")
+    click.echo(f"{found.name} can be served from {found.directory}")
     return 0
 
 
-def _say_listening(manifest: "Manifest", loaded: Loaded, where: "Addresses") -> None:
+def _say_listening(model: str, loaded: Loaded, where: "Addresses") -> None:
     settings = loaded.settings
-    name = (*settings.served_model_name, manifest.name)[0]
+    name = (*settings.served_model_name, model)[0]
     key = "" if not (settings.api_key or settings.api_key_file) else " -H 'Authorization: Bearer …'"
     click.echo(f"inferd serves {name} at {where.api} (it is loading)")
     click.echo("Try:")
