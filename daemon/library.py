@@ -25,6 +25,8 @@ from typing import Any
 
 from daemon import hub
 from daemon.fetch import Report
+from daemon.paths import cache_dir
+from daemon.progress import Progress
 from daemon.wheels import CATALOGUE, WheelModel, pull
 from engine import errors
 from engine.errors import ConfigError, InferdError, ModelError
@@ -83,14 +85,16 @@ class Library:
     def find(self, name: str) -> Prepared | None:
         """The prepared model of this name, or None; no network. Raises ConfigError for a name that means nothing."""
         reference = self._reference(name)
+        if reference.path is not None and (reference.path / "manifest.json").is_file():  # prepared by hand
+            return Prepared(reference.served_name, reference.path, Manifest.load(reference.path))
         return self._linked(reference, self._link(reference))
 
     def prepare(self, name: str) -> Prepared:
         """The model, ready to be served; fetched and prepared first where that was not done. Raises ModelError and its
         kin, ConfigError."""
-        reference = self._reference(name)
-        if found := self._linked(reference, self._link(reference)):
+        if found := self.find(name):
             return found
+        reference = self._reference(name)
         source = Source.at(self._fetched(reference))
         digest = reference.catalogue.sha256 if reference.catalogue else source.digest(self._report)
         target = self._prepared / source.key(digest)
@@ -256,6 +260,16 @@ class Library:
             return Manifest.load(directory).source
         except ModelError:
             return ""
+
+
+def gguf_path(name: str) -> Path:
+    """The GGUF file of a model of the catalogue, fetched first if need be, with progress on standard
+    error. Raises ModelError and its kin."""
+    progress = Progress()
+    try:
+        return Library(cache_dir(), progress).pull(name)
+    finally:
+        progress.done()
 
 
 def _usable(directory: Path) -> bool:

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
@@ -23,6 +26,17 @@ from engine.errors import RequestError, TokenizerError
 from engine.manifest import Manifest
 
 _SPACE = "▁"  # how SentencePiece writes a space
+# What a stranger's program may raise: its own refusals, and every mistake of its author.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -45,7 +59,13 @@ class Text:
             "bos_token": self._name(manifest.bos_token_id),
             "eos_token": self._name(manifest.eos_token_ids[0] if manifest.eos_token_ids else None),
         }
-        self._template = _template(directory) if manifest.has_chat_template else None
+        self._template: jinja2.Template | None = None
+        self._no_template = "this model has no chat template"
+        if manifest.has_chat_template:
+            try:
+                self._template = _template(directory)
+            except TokenizerError as error:  # plain completions are served all the same
+                self._no_template = error.message
 
     def encode(self, text: str) -> list[int]:
         """Token ids, with the model's begin mark if it wants one. Raises RequestError for what is no Unicode."""
@@ -59,23 +79,25 @@ class Text:
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """The prompt text of a conversation."""
         if self._template is None:
-            raise RequestError("this model has no chat template", "use /v1/completions with a prompt")
+            raise RequestError(self._no_template, "use /v1/completions with a prompt")
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=True, **self._special_tokens)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            return self._template.render(
+                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+            )
+        except _TEMPLATE_ERRORS as error:
             raise RequestError(f"the model's chat template refused these messages: {error}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, special ones written out. Ids beyond the vocabulary give nothing."""
+        """The text that begins with `tokens`, special ones written out. Ids beyond the vocabulary give nothing."""
         data = b"".join(self.token_bytes(token) for token in tokens)
-        return data.decode("utf-8", "replace")
+        return (data.removeprefix(b" ") if self._strip else data).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` stands for; b"" for an id without a piece."""
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
 
     def detokenizer(self) -> "Detokenizer":
-        return Detokenizer(self._pieces, self._special, self._strip)
+        return Detokenizer(self._pieces, self._special)
 
     def stops(self, strings: Sequence[str]) -> "StopStrings":
         return StopStrings(strings)
@@ -94,27 +116,22 @@ class Text:
 class Detokenizer:
     """One choice's tokens as text, as soon as whole characters are there. Special tokens give no text.
 
-    Constant time a token: pieces are bytes, and an incremental UTF-8 decoder keeps the unfinished character. What
-    `push` and `flush` give, put together, is the same however tokens are grouped.
+    The text goes on from a prompt, so a first piece keeps its leading space: it divides two words. Constant time a
+    token: pieces are bytes, and an incremental UTF-8 decoder keeps the unfinished character.
     """
 
-    __slots__ = ("_decode", "_pieces", "_special", "_strip")
+    __slots__ = ("_decode", "_pieces", "_special")
 
-    def __init__(self, pieces: Sequence[bytes], special: frozenset[int], strip: bool) -> None:
+    def __init__(self, pieces: Sequence[bytes], special: frozenset[int]) -> None:
         self._pieces = pieces
         self._special = special
-        self._strip = strip  # the first piece's leading space is the tokenizer's own
         self._decode: Callable[..., str] = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, token: int) -> str:
         """The characters that `token` completes."""
         if token in self._special or not 0 <= token < len(self._pieces):
             return ""
-        piece = self._pieces[token]
-        if self._strip:
-            self._strip = False
-            piece = piece.removeprefix(b" ")
-        return self._decode(piece)
+        return self._decode(self._pieces[token])
 
     def flush(self) -> str:
         """What is left at the end: an unfinished character becomes U+FFFD."""
@@ -235,6 +252,16 @@ def _byte_letters() -> dict[str, int]:
     return letters | {chr(0x100 + index): byte for index, byte in enumerate(rest)}
 
 
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it is what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _template(directory: Path) -> jinja2.Template:
     """The chat template, compiled in the sandbox as transformers compiles it. Raises TokenizerError."""
 
@@ -242,7 +269,7 @@ def _template(directory: Path) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     environment.globals["raise_exception"] = refuse
