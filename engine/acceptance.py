@@ -8,6 +8,8 @@ from engine.request import FinishReason, TokenLogprob
 from engine.sequence import Sequence
 
 Accepted = tuple[tuple[int, ...], FinishReason | None, int | None]  # tokens kept; why it ends; the token that ended it
+Logprobs = tuple[tuple[TokenLogprob, ...], tuple[TokenLogprob | None, ...]]  # of sampled tokens; of the prompt's
+NO_LOGPROBS: Logprobs = ((), ())
 
 
 def accept(sequence: Sequence, tokens: tuple[int, ...], most: int) -> Accepted:
@@ -25,19 +27,19 @@ def accept(sequence: Sequence, tokens: tuple[int, ...], most: int) -> Accepted:
     return tokens, None, None
 
 
-def new_prompt_logprobs(
-    sequence: Sequence, start: int, result: StepResult, index: int
-) -> tuple[TokenLogprob | None, ...]:
-    """The log-probabilities of prompt tokens that slice `index`, which began at `start`, yielded for the first time.
+def logprobs_of(sequence: Sequence, start: int, result: StepResult, index: int) -> Logprobs:
+    """The log-probabilities that slice `index`, which began at `start`, yielded: those of sampled tokens, and those of
+    prompt tokens that came for the first time (after a preemption they come again).
 
-    Position p yields that of token p + 1; the first token has none (None). After a preemption they come again.
+    Position p yields that of prompt token p + 1; the first token has none (None).
     """
+    sampled = result.logprobs[index] if result.logprobs else ()
     if not result.prompt_logprobs or sequence.request.sampling.prompt_logprobs is None:
-        return ()
+        return sampled, ()
     found: tuple[TokenLogprob | None, ...] = result.prompt_logprobs[index]
     first = start + 1
     if start == 0:
         found, first = (None, *found), 0
     new = found[max(0, sequence.prompt_logprobs_sent - first) :]
     sequence.prompt_logprobs_sent += len(new)
-    return new
+    return sampled, new

@@ -10,7 +10,7 @@ Enter at `plan` and `commit`. `computed` moves in commit alone, so a step that f
 from collections.abc import Iterable, Mapping
 
 from engine import policy
-from engine.acceptance import Accepted, accept, new_prompt_logprobs
+from engine.acceptance import NO_LOGPROBS, Accepted, accept, logprobs_of
 from engine.budget import Limits, Resolved
 from engine.errors import ContextTooLong, DeadlineExceeded
 from engine.kv.pool import BlockPool
@@ -141,7 +141,8 @@ class Scheduler:
         outputs, self._ended = self._ended, []
         size = self._kv.block_size
         room = self._pool.capacity * size + 1  # tokens of one sequence: the newest has no KV yet
-        for index, (sequence, piece) in enumerate(flight):
+        asked = result.logprobs or result.prompt_logprobs
+        for index, ((sequence, piece), tokens) in enumerate(zip(flight, result.tokens, strict=True)):
             if sequence.state is not State.RUNNING:  # cancelled while the step ran
                 continue
             sequence.computed = computed = piece.start + piece.count
@@ -151,15 +152,9 @@ class Scheduler:
                 sequence.prefill_chunks += 1
                 if sequence.followers and sequence.pending <= 1:
                     self._roster.release_followers(sequence)
-            tokens = result.tokens[index]
-            logprobs = result.logprobs[index] if result.logprobs else ()
-            prompt_logprobs = (
-                new_prompt_logprobs(sequence, piece.start, result, index) if result.prompt_logprobs else ()
-            )
-            if tokens or prompt_logprobs:
-                outputs.append(
-                    self._output(sequence, accept(sequence, tokens, room), logprobs, prompt_logprobs, now_ns)
-                )
+            logprobs, echoed = logprobs_of(sequence, piece.start, result, index) if asked else NO_LOGPROBS
+            if tokens or echoed:
+                outputs.append(self._output(sequence, accept(sequence, tokens, room), logprobs, echoed, now_ns))
             if sequence.watch.stage != "decode":
                 sequence.watch.enter(sequence.stage_computing(), now_ns)
         if flight:
@@ -371,13 +366,7 @@ class Scheduler:
                 sequence.first_token_ns = now_ns
             sequence.unacked += len(tokens)
         if finish is None:
-            return Output(
-                request_id=sequence.request.id,
-                tokens=tokens,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                at_ns=now_ns,
-            )
+            return Output(sequence.request.id, tokens, now_ns, logprobs, prompt_logprobs)
         return self._roster.finish(
             sequence,
             finish,
