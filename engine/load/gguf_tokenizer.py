@@ -12,7 +12,33 @@ from tokenizers.models import BPE
 from engine.errors import TokenizerError
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # tokenizer.ggml.token_type
+# How text is divided into words: patterns applied one after the other. From llama.cpp's src/llama-vocab.cpp, where they
+# are named, and from the tokenizer.json of the models.
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT2 = (_GPT2_WORDS,)
+_SMOLLM = (r"\p{N}", _GPT2_WORDS)
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]")
+_LLAMA3 = (_WORDS % r"\p{N}{1,3}",)
+_QWEN2 = (_WORDS % r"\p{N}",)
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_PRE_TOKENIZERS = {
+    "default": _DEFAULT,
+    "gpt-2": _GPT2,
+    "smollm": _SMOLLM,
+    "starcoder": _SMOLLM,
+    "refact": _SMOLLM,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "tekken": _TEKKEN,
+}
 
 
 def convert(metadata: dict[str, Any]) -> Any:
@@ -43,36 +69,20 @@ def adds_bos(metadata: dict[str, Any]) -> bool:
 
 
 def _byte_level(metadata: dict[str, Any]) -> Any:
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if name not in _PRE_TOKENIZERS:
+        raise TokenizerError(f"tokenizer.ggml.pre = {name!r} is not served", f"served are {', '.join(_PRE_TOKENIZERS)}")
+    patterns = _PRE_TOKENIZERS[name]
     vocabulary = {piece: index for index, piece in enumerate(metadata["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges))
-    name = metadata.get("tokenizer.ggml.pre", "default")
-    if name in ("default", "gpt-2"):
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    elif name in ("smollm", "starcoder", "refact"):
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    elif name in ("llama-bpe", "llama3", "llama-v3"):
-        tokenizer.pre_tokenizer = _split(_WORDS % r"\p{N}{1,3}")
-    elif name == "qwen2":
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=patterns in (_LLAMA3, _TEKKEN)))
+    if patterns is _QWEN2:
         tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = _split(_WORDS % r"\p{N}")
-    else:
-        raise TokenizerError(
-            f"tokenizer.ggml.pre = {name!r} is not served", "served are default, gpt-2, smollm, llama-bpe, qwen2"
-        )
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, letters])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _split(pattern: str) -> Any:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
 
 
 def _sentencepiece(metadata: dict[str, Any]) -> Any:
