@@ -1,7 +1,7 @@
 """Choice: one choice on its way from engine outputs to text: detokenized, cut at stop strings, with log-probabilities.
 
 Owns what was released to the client and what is held back. It must not know HTTP or JSON. Enter at `take`; after it,
-`text` and `entries` are what may be sent now, `finish` and `error` how it ended, `done` that the engine is through.
+`text`, `entries` and `tokens` are what may be sent now, `finish` and `error` how it ended, `done` that all is over.
 """
 
 import time
@@ -36,6 +36,7 @@ class Choice:
         # What may be sent now.
         self.text = ""
         self.entries: list[Entry] = []
+        self.tokens: tuple[int, ...] = ()
         # How it ended.
         self.finish: str | None = None  # stop | length
         self.error: ApiError | None = None
@@ -66,7 +67,7 @@ class Choice:
     def take(self, output: Output) -> None:
         """One Output. What `text` and `entries` held before is gone: they are what this Output adds."""
         start_ns = time.monotonic_ns()
-        self.text, self.entries = "", []
+        self.text, self.entries, self.tokens = "", [], ()
         if self._fresh:
             self._fresh = False
             self._begin(output)
@@ -100,6 +101,7 @@ class Choice:
                 self.entries = prompt_entries(self._port, self.request.prompt, output.prompt_logprobs)
 
     def _add(self, output: Output) -> None:
+        self.tokens = output.tokens
         push = self._detokenizer.push
         if self._stops is None and not output.logprobs:  # the way of nearly every token
             piece = "".join([push(token) for token in output.tokens])
@@ -118,6 +120,7 @@ class Choice:
             self._release(piece)
             if self._stops is not None and self._stops.hit:
                 self._held.clear()
+                self.tokens = output.tokens[: i + 1]
                 self.finish = "stop"
                 self.cancel("stop")
                 return

@@ -170,6 +170,7 @@ class Generation:
             model=ask.model,
             text=self._kitchen.text,
             logprobs=ask.logprobs is not None,
+            token_ids=ask.token_ids,
         )
 
     async def _whole(self, request: web.Request, ask: Ask) -> web.StreamResponse:

@@ -21,11 +21,20 @@ class Renderer:
     """One response: `response_id`, `created` (unix seconds) and the served model's name are in each of its parts."""
 
     def __init__(
-        self, *, chat: bool, response_id: str, created: int, model: str, text: TextPort, logprobs: bool
+        self,
+        *,
+        chat: bool,
+        response_id: str,
+        created: int,
+        model: str,
+        text: TextPort,
+        logprobs: bool,
+        token_ids: bool = False,
     ) -> None:
         self._chat = chat
         self._text = text
         self._logprobs = logprobs
+        self._token_ids = token_ids
         kind = (
             "chat.completion" if chat else "text_completion",
             "chat.completion.chunk" if chat else "text_completion",
@@ -74,7 +83,8 @@ class Renderer:
         said: dict[str, Any] = {"text": text}
         if self._chat:
             said = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": whole.finish}
+        ids = {"token_ids": whole.tokens} if self._token_ids else {}
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": whole.finish, **ids}
 
     def _chunk(self, index: int, body: bytes, entries: Sequence[Entry] = (), finish: str | None = None) -> bytes:
         logprobs = _encode(self._logprobs_of(entries)) if entries else b"null"
@@ -115,17 +125,19 @@ class Renderer:
 class Whole:
     """Collects one choice for an answer that is not streamed."""
 
-    __slots__ = ("entries", "finish", "texts")
+    __slots__ = ("entries", "finish", "texts", "tokens")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.entries: list[Entry] = []
+        self.tokens: list[int] = []
         self.finish: str | None = None
 
     def add(self, choice: Choice) -> None:
         if choice.text:
             self.texts.append(choice.text)
         self.entries.extend(choice.entries)
+        self.tokens.extend(choice.tokens)
         self.finish = choice.finish
 
 

@@ -71,6 +71,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    return_token_ids: bool | None = None  # as vLLM: each choice says its token ids
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -115,6 +116,7 @@ class Ask:
     n: int
     logprobs: int | None
     echo: bool = False
+    token_ids: bool
     stream: bool
     include_usage: bool
     priority: int
@@ -205,6 +207,8 @@ def _ask(body: Common, *, max_tokens: int | None, **route: Any) -> Ask:
         raise invalid("min_tokens is more than max_tokens", "min_tokens")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream: true", "stream_options")
+    if body.return_token_ids and body.stream:
+        raise invalid("return_token_ids is not supported with stream: true", "return_token_ids")
     return Ask(
         model=body.model,
         sampling=sampling,
@@ -215,6 +219,7 @@ def _ask(body: Common, *, max_tokens: int | None, **route: Any) -> Ask:
         stop_token_ids=tuple(within("stop_token_ids", t, 0, 2**31 - 1) for t in body.stop_token_ids or ()),
         logit_bias=logit_bias(body.logit_bias),
         n=n,
+        token_ids=bool(body.return_token_ids),
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         priority=within("priority", body.priority or 0, -(2**31), 2**31 - 1),
