@@ -85,8 +85,8 @@ class PipSettings:
         for section in ("global", "install", "download"):
             merged.update(found.get(section, {}))
         for option in ("no-index", "index-url", "extra-index-url", "find-links", "cert"):
-            if value := os.environ.get("PIP_" + option.replace("-", "_").upper()):
-                merged[option] = value
+            if given := os.environ.get("PIP_" + option.replace("-", "_").upper()):
+                merged[option] = given
         indexes = () if merged.get("no-index", "false").lower() in ("1", "true", "yes") else (
             merged.get("index-url", _PYPI), *merged.get("extra-index-url", "").split()
         )  # fmt: skip
