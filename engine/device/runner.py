@@ -18,6 +18,7 @@ from engine.device.rows import Rows
 from engine.device.sample import Draw, Sampler, logprob_of
 from engine.errors import EngineFault, OutOfMemory
 from engine.kernels.ops import Span
+from engine.kernels.threads import one_thread
 from engine.kv.store import KVStore
 from engine.layers.decoder import Decoder
 from engine.plan import SeqSlice, StepPlan, StepResult
@@ -81,9 +82,10 @@ class TorchRunner:
         forward_ns = self._clock()
         tokens: list[tuple[int, ...]] = [()] * len(plan.slices)
         logprobs: list[tuple[TokenLogprob, ...]] = [()] * len(plan.slices)
-        if logits is not None:
-            self._sample(plan.slices, [index for index, _ in ends], logits, tokens, logprobs)
         prompt_logprobs = self._prompt_logprobs(plan.slices, batch.spans, hidden)
+        if logits is not None:  # last, since it alone changes what rows remember: a failed step can be granted again
+            with one_thread():
+                self._sample(plan.slices, [index for index, _ in ends], logits, tokens, logprobs)
         return StepResult(
             step=plan.step,
             tokens=tuple(tokens),

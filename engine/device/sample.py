@@ -81,10 +81,11 @@ class Sampler:
         logprobs: list[TokenLogprob | None] = []
         for index, draw in enumerate(draws):
             token = self._choose(logits[index], draw)
-            self._count(draw.row, token)
             tokens.append(token)
             wanted = draw.params.logprobs
             logprobs.append(None if wanted is None else logprob_of(logits[index], token, wanted))
+        for draw, token in zip(draws, tokens, strict=True):  # only now that nothing can fail any more
+            self._count(draw.row, token)
         return tokens, logprobs
 
     def _plain(self, draw: Draw) -> bool:

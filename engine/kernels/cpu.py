@@ -6,15 +6,13 @@ product, on a view of the cache where the context lies in one run: no copy of th
 Owns the fast twins only; what it does not override is the reference.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.ops import Linear, Span, causal_mask
 from engine.kernels.reference import Reference, context
+from engine.kernels.threads import one_thread
 
 _PACK_ROWS = 16  # the batch that the packed layout is chosen for
 _QUERY_BLOCK = 128  # queries at once in a prefill: bounds the scores' memory
@@ -26,8 +24,10 @@ class Cpu(Reference):
     name = "cpu"
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.repacks = dtype == torch.float32 and can_pack()
-        self.reason = "prepacked oneDNN products" if self.repacks else "plain products (oneDNN packing not available)"
+        wide = dtype == torch.float32
+        self.repacks = wide and can_pack()
+        plain = "this build of torch cannot prepack" if wide else "only float32 is prepacked"
+        self.reason = "prepacked oneDNN products" if self.repacks else f"plain products: {plain}"
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if not self.repacks or weight.is_meta:
@@ -60,7 +60,7 @@ class Cpu(Reference):
         out = torch.empty_like(grouped)
         single = [span for span in spans if span.count == 1]
         if single:
-            with _alone():
+            with one_thread():
                 for span in single:
                     _decode(grouped, context(keys, span), context(values, span), out, span, window)
         for span in spans:
@@ -68,18 +68,6 @@ class Cpu(Reference):
                 mask = causal_mask(span, window, q.device)
                 _prefill(grouped, context(keys, span), context(values, span), out, span, mask)
         return out.view(-1, heads * size)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """One thread for operators too small to share: each parallel region ends in a barrier, and on a busy machine that
-    waits for whatever took the other core. 16 rows x 30 layers x 3 operators made seconds of it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -45,14 +45,11 @@ class KVStore:
         """Give the memory of free blocks back to the system; their content is lost. Only whole pages are returned."""
         if self._mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
             return
-        for first, count in _runs(blocks):
-            strip = self._pool[0, 0, 0, first : first + count]
-            length = strip.numel() * strip.element_size()
-            for layer in range(self._pool.shape[0]):
-                for kind in range(2):
-                    for head in range(self._pool.shape[2]):
-                        at = self._pool[layer, kind, head, first]
-                        self._return(at.storage_offset() * at.element_size(), length)
+        layers, kinds, heads, count, *block = self._pool.shape
+        block_bytes = torch.Size(block).numel() * self._pool.element_size()
+        for first, length in _runs(blocks):
+            for strip in range(layers * kinds * heads):
+                self._return((strip * count + first) * block_bytes, length * block_bytes)
 
     def _return(self, begin: int, length: int) -> None:
         assert self._mapping is not None

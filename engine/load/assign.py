@@ -29,20 +29,19 @@ class Weights:
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """One tensor. Raises CorruptModel if it is missing or of another shape."""
-        return self._fused([(name, shape)])
+        return self._fused([(name, shape)], owned=True)
 
     def linear(self, names: list[str], rows: list[int], columns: int, *, bias: bool = False) -> Linear:
         """The product with the weights NAME.weight [rows, columns] one below the other; with NAME.bias if `bias`."""
-        weight = self._fused([(f"{name}.weight", (count, columns)) for name, count in zip(names, rows, strict=True)])
-        offset = (
-            self._fused([(f"{name}.bias", (count,)) for name, count in zip(names, rows, strict=True)]) if bias else None
-        )
+        parts = list(zip(names, rows, strict=True))
+        weight = self._fused([(f"{n}.weight", (count, columns)) for n, count in parts], owned=not self.ops.repacks)
+        offset = self._fused([(f"{n}.bias", (count,)) for n, count in parts], owned=True) if bias else None
         return self.ops.linear(weight, offset)
 
     def norm(self, name: str, size: int, eps: float) -> Norm:
         """The root-mean-square norm with weight `name` [size]."""
-        weight = self.tensor(name, size)
-        return lambda x: self.ops.rms_norm(x, weight, eps)
+        weight, rms_norm = self.tensor(name, size), self.ops.rms_norm
+        return lambda x: rms_norm(x, weight, eps)
 
     def decoder(self, spec: ModelSpec, layers: list[Layer]) -> Decoder:
         """Embedding and head around `layers`; with tied embeddings the head multiplies by the embedding's table."""
@@ -54,7 +53,9 @@ class Weights:
             head = self.linear(["lm_head"], [spec.vocab_size], spec.hidden_size)
         return Decoder(table, layers, self.norm("model.norm.weight", spec.hidden_size, spec.rms_norm_eps), head)
 
-    def _fused(self, parts: list[tuple[str, tuple[int, ...]]]) -> Tensor:
+    def _fused(self, parts: list[tuple[str, tuple[int, ...]]], owned: bool) -> Tensor:
+        """`owned`: in memory of its own, not a view of the file. What is about to be repacked need not be; of what
+        stays, nothing may keep the file mapped, or all of it would count as resident."""
         for name, shape in parts:
             self.checkpoint.check(name, shape)
         rows = sum(shape[0] for _, shape in parts)
@@ -63,5 +64,6 @@ class Weights:
         if self.dry:
             return torch.empty(shape, dtype=self.dtype, device="meta")
         tensors = [self.checkpoint.tensor(name) for name, _ in parts]
-        whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return whole.to(self.device, self.dtype)
+        if len(tensors) > 1:
+            return torch.cat(tensors).to(self.device, self.dtype)
+        return tensors[0].to(self.device, self.dtype, copy=owned)
