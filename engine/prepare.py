@@ -9,6 +9,7 @@ memory as a whole; the files are checked first, so that a damaged one costs noth
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -244,10 +245,17 @@ def main(arguments: list[str]) -> int:
         report = {"error": error.message, "hint": error.hint, "code": error.code, "kind": type(error).__name__}
         print(json.dumps(report), flush=True)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
+def _leave(signum: int, frame: object) -> None:
+    """What was begun is removed on the way out; a second signal must not interrupt that."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + signum)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
     sys.exit(main(sys.argv[1:]))

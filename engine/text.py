@@ -92,6 +92,16 @@ class Text:
         data = b"".join(self.token_bytes(token) for token in tokens)
         return (data.removeprefix(b" ") if self._strip else data).decode("utf-8", "replace")
 
+    def offsets(self, tokens: Sequence[int]) -> list[int]:
+        """Where each token begins in `decode(tokens)`, in characters; one inside a character begins where that ends."""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        found, at = [], 0
+        for number, token in enumerate(tokens):
+            found.append(at)
+            data = self.token_bytes(token)
+            at += len(decode(data.removeprefix(b" ") if self._strip and not number else data))
+        return found
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` stands for; b"" for an id without a piece."""
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""

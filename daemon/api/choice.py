@@ -167,8 +167,4 @@ class Choice:
 
 def prompt_entries(text: TextPort, prompt: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> list[Entry]:
     """An echoed prompt's log-probabilities, each at its place in the text."""
-    detokenizer, offset, entries = text.detokenizer(), 0, []
-    for token, logprob in zip(prompt, logprobs, strict=False):
-        entries.append(Entry(token, offset, logprob))
-        offset += len(detokenizer.push(token))
-    return entries
+    return [Entry(*entry) for entry in zip(prompt, text.offsets(prompt), logprobs, strict=False)]

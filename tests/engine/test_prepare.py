@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -220,6 +221,20 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ModelError, match="No space left"):
         prepared(gguf_of(tmp_path), tmp_path / "out" / "x")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_process_that_is_ended_takes_its_work_with_it(tmp_path: Path) -> None:
+    """Ended when it reports the first tensors, with most of them still to come."""
+    model = write_tiny("llama", tmp_path / "hf", num_hidden_layers=200)
+    write_gguf(tmp_path / "m.gguf", "llama", model)
+    words = [sys.executable, "-m", "engine.prepare", str(tmp_path / "m.gguf"), str(tmp_path / "out" / "x")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        next(line for line in child.stdout if '"weights"' in line)
+        child.terminate()
+        child.stdout.read()
+    assert child.returncode == 128 + signal.SIGTERM
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -190,6 +190,18 @@ def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     )
 
 
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.integers(0, 330), max_size=20))
+def test_offsets_are_places_in_the_text(text: Text, ids: list[int]) -> None:
+    """A token that begins a character begins where the text of those before it ends."""
+    whole, offsets = text.decode(ids), text.offsets(ids)
+    assert offsets == sorted(offsets)
+    for number, offset in enumerate(offsets):
+        before, rest = text.decode(ids[:number]), b"".join(text.token_bytes(i) for i in ids[number:])
+        if not before.endswith("\ufffd") and rest.isascii():
+            assert whole[:offset] == before
+
+
 def test_ids_beyond_the_vocabulary_give_nothing(text: Text) -> None:
     assert (text.token_bytes(399), text.decode([399, -1]), text.detokenizer().push(10_000)) == (b"", "", "")
 

@@ -38,6 +38,14 @@ class ByteText:
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(t for t in tokens if t < EOS).decode("utf-8", "replace")
 
+    def offsets(self, tokens: Sequence[int]) -> list[int]:
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        found, at = [], 0
+        for token in tokens:
+            found.append(at)
+            at += len(decode(self.token_bytes(token)))
+        return found
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < EOS else b""
 
