@@ -111,8 +111,8 @@ class Library:
             if not _usable(target):
                 shutil.rmtree(target, ignore_errors=True)
                 self._run_prepare(source, target, reference.served_name, digest)
-        self._name(self._link(reference), target)
-        return Prepared(reference.served_name, target, Manifest.load(target))
+            self._name(self._link(reference), target)
+            return Prepared(reference.served_name, target, Manifest.load(target))
 
     def pull(self, name: str) -> Path:
         """The model's files, fetched if they are not here. Of a hub's model, the newest revision. Raises ModelError."""
@@ -143,10 +143,11 @@ class Library:
             if not called & {name, str(Path(name).expanduser().absolute())}:
                 continue
             hit = True
-            for link in self._names.iterdir():
-                if link.is_symlink() and link.readlink().name == directory.name:
-                    link.unlink()
-            freed += _discard(directory)
+            with self._locked(directory.name):
+                for link in self._names.iterdir():
+                    if link.is_symlink() and link.readlink().name == directory.name:
+                        link.unlink()
+                freed += _discard(directory)
         if name in self._catalogue and source.is_dir():
             hit = True
             freed += _discard(source)
@@ -195,7 +196,8 @@ class Library:
 
     def _name(self, link: Path, target: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
-        fresh = link.with_name(f".{link.name}.{os.getpid()}")
+        fresh = link.with_name(f".{link.name}.new")
+        fresh.unlink(missing_ok=True)
         fresh.symlink_to(Path("..") / "prepared" / target.name)
         fresh.replace(link)
 
