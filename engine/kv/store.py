@@ -25,7 +25,9 @@ class KVStore:
         self._mapping: mmap.mmap | None = None
         if resolved.device == "cpu":
             count = torch.Size(shape).numel()
-            self._mapping = mmap.mmap(-1, count * dtype.itemsize)  # anonymous: pages exist once written
+            # Anonymous: pages exist once written. Private: of a shared mapping (mmap's default) MADV_DONTNEED would
+            # only hide the pages from this process, and the system would keep them.
+            self._mapping = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._pool = torch.frombuffer(self._mapping, dtype=dtype, count=count).view(shape)
         else:
             self._pool = torch.zeros(shape, dtype=dtype, device=resolved.device)

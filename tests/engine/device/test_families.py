@@ -13,8 +13,8 @@ from engine.config import EngineConfig
 from engine.device import batch as batches
 from engine.device.runner import TorchRunner
 from engine.device.start import start
-from engine.plan import RowInit, SeqSlice, StepPlan
-from engine.request import SamplingParams
+from engine.plan import SeqSlice, StepPlan
+from tests.fakes.steps import BLOCK, Driver, prompt
 from tests.fakes.tiny import prepare_tiny, write_tiny
 
 LLAMA3 = {
@@ -37,8 +37,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen2-window", "qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     ("qwen3", "qwen3", {}),
 ]
-BLOCK = 4
-GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -67,50 +65,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     manifest = prepare_tiny(directory, reference)
     config = EngineConfig(model_dir=str(directory), max_num_seqs=4, max_num_batched_tokens=64, block_size=BLOCK)
     return Pair(start(config, manifest, directory, lambda *_: None).runner, reference)
-
-
-def prompt(seed: int, count: int) -> list[int]:
-    return torch.randint(1, 320, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-class Driver:
-    """Hand-made plans for rows of one runner: blocks are given in the order the test says."""
-
-    def __init__(self, runner: TorchRunner, blocks: list[int]) -> None:
-        self.runner = runner
-        self.blocks = iter(blocks)
-        self.held: dict[int, int] = {}
-        self.known: dict[int, int] = {}  # length of each row's prompt
-
-    def step(self, *grants: tuple[int, int, int], admitted: tuple[RowInit, ...] = ()) -> dict[int, int]:
-        """Grants are (row, start, count). Gives row → token for those that reach the end of what is known."""
-        slices = tuple(self.slice(*grant) for grant in grants)
-        self.runner.launch(StepPlan(step=1, slices=slices, admitted=admitted))
-        result = self.runner.collect()
-        return {piece.row: tokens[0] for piece, tokens in zip(slices, result.tokens, strict=True) if tokens}
-
-    def slice(self, row: int, start: int, count: int) -> SeqSlice:
-        needed = -(-(start + count) // BLOCK) - self.held.get(row, 0)
-        new = tuple(next(self.blocks) for _ in range(max(0, needed)))
-        self.held[row] = self.held.get(row, 0) + len(new)
-        sample = start + count >= self.known[row]
-        return SeqSlice(row=row, start=start, count=count, new_blocks=new, sample=sample)
-
-    def init(self, row: int, tokens: list[int], blocks: tuple[int, ...] = (), **params: Any) -> RowInit:
-        self.held[row] = len(blocks)
-        self.known[row] = len(tokens)
-        sampling = SamplingParams(**{"max_tokens": 64, "temperature": 0.0, **params})
-        return RowInit(row, f"r{row}", tuple(tokens), len(tokens), sampling, blocks)
-
-    def release(self, *rows: int) -> None:
-        self.runner.launch(StepPlan(step=1, slices=(), released=rows))
-        self.runner.collect()
-
-    def decode(self, row: int, first: int, at: int, count: int) -> list[int]:
-        tokens = [first]
-        while len(tokens) < count:
-            tokens.append(self.step((row, at + len(tokens) - 1, 1))[row])
-        return tokens
 
 
 def test_logits_are_the_references(pair: Pair) -> None:
