@@ -48,13 +48,12 @@ class Text:
         manifest = Manifest.load(directory)
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))
-            description = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
         except Exception as error:  # the library raises bare Exception for all it cannot read
             raise TokenizerError(f"{directory / 'tokenizer.json'} is not usable: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = manifest.spec.vocab_size
-        self._pieces, self._special, self._strip = _pieces(self._tokenizer, description)
+        self._pieces, self._special, self._strip = _pieces(self._tokenizer)
         self._special_tokens = {
             "bos_token": self._name(manifest.bos_token_id),
             "eos_token": self._name(manifest.eos_token_ids[0] if manifest.eos_token_ids else None),
@@ -216,28 +215,30 @@ def _failures(string: str) -> list[int]:
     return table
 
 
-def _pieces(tokenizer: Any, description: dict[str, Any]) -> tuple[list[bytes], frozenset[int], bool]:
+def _pieces(tokenizer: Any) -> tuple[list[bytes], frozenset[int], bool]:
     """(bytes by token id, special ids, whether a text's first space is the tokenizer's own).
 
     Raises TokenizerError for a decoder that is neither byte-level nor SentencePiece's."""
-    kinds = _decoder_kinds(description.get("decoder"))
+    decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else None
+    kinds = _decoder_kinds(decoder)
     byte_level = "ByteLevel" in kinds
     if not byte_level and not {"ByteFallback", "Metaspace"} & kinds:
         raise TokenizerError(f"the tokenizer's decoder ({', '.join(sorted(kinds)) or 'none'}) is not served")
-    added = {int(entry["id"]): entry for entry in description.get("added_tokens", [])}
-    letters = _byte_letters() if byte_level else {}
-    pieces = [b""] * (max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
-    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
+    added = tokenizer.get_added_tokens_decoder()
+    letters = str.maketrans({letter: chr(byte) for letter, byte in _byte_letters().items()})
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    pieces = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for piece, token in vocabulary.items():
         if token in added:
             pieces[token] = piece.encode()
         elif byte_level:
-            pieces[token] = bytes(letters[letter] for letter in piece if letter in letters)
+            pieces[token] = piece.translate(letters).encode("latin-1", "ignore")
         elif match := _BYTE.fullmatch(piece):
             pieces[token] = bytes([int(match[1], 16)])
         else:
             pieces[token] = piece.replace(_SPACE, " ").encode()
-    special = frozenset(token for token, entry in added.items() if entry.get("special"))
-    return pieces, special, not byte_level and _strips(description.get("decoder"))
+    special = frozenset(token for token, mark in added.items() if mark.special)
+    return pieces, special, not byte_level and _strips(decoder)
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
