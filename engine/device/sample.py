@@ -138,12 +138,9 @@ def drawn(logits: Tensor, params: SamplingParams, u: float) -> int:
         return _quantile(cumulative, u)
     most = min(params.top_k or scaled.shape[-1], scaled.shape[-1])
     count = min(most, _FIRST_CANDIDATES)
+    total = torch.logsumexp(torch.topk(scaled, most).values if params.top_k else scaled, -1)
     while True:
         values, indices = torch.topk(scaled, count)
-        if params.top_k and count < most:
-            total = torch.logsumexp(torch.topk(scaled, most).values, -1)
-        else:
-            total = torch.logsumexp(values if params.top_k else scaled, -1)
         probabilities = torch.exp((values - total).double())
         keep = (probabilities.cumsum(-1) - probabilities < params.top_p) & (
             probabilities >= params.min_p * probabilities[0]
@@ -151,7 +148,7 @@ def drawn(logits: Tensor, params: SamplingParams, u: float) -> int:
         keep[0] = True  # whatever the parameters, the best token stays
         if count == most or not bool(keep[-1]):
             return int(indices[_quantile((probabilities * keep).cumsum(-1), u)])
-        count = most
+        count = min(most, 8 * count)
 
 
 def _quantile(cumulative: Tensor, u: float) -> int:
