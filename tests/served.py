@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-_INFERD = "import sys; from daemon.cli import main; sys.argv[0] = 'inferd'; sys.exit(main())"
+INFERD = [sys.executable, "-c", "import sys; from daemon.cli import main; sys.argv[0] = 'inferd'; sys.exit(main())"]
 
 
 def free_port() -> int:
@@ -67,7 +67,7 @@ class Served:
         self.log_path = directory / "daemon.log"
         self.runtime.mkdir(parents=True, exist_ok=True)
         self.state.mkdir(parents=True, exist_ok=True)
-        self._args = [sys.executable, "-c", _INFERD, "serve", model, "--port", str(self.port), *args]
+        self._args = [*INFERD, "serve", model, "--port", str(self.port), *args]
         self._env = {
             **os.environ,
             "RUNTIME_DIRECTORY": str(self.runtime),
@@ -75,7 +75,8 @@ class Served:
             "PYTHONPATH": str(ROOT),
             **(env or {}),
         }
-        self._ready_s = ready_s
+        self._patience_s = ready_s
+        self.ready_s = 0.0  # from exec to the first 200 of /health/ready
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, wait: bool = True) -> "Served":
@@ -83,8 +84,10 @@ class Served:
             self.process = subprocess.Popen(
                 self._args, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._env, cwd=ROOT
             )
+        began = time.monotonic()
         if wait:
-            self.wait_ready(self._ready_s)
+            self.wait_ready(self._patience_s)
+            self.ready_s = time.monotonic() - began
         return self
 
     @property
@@ -95,6 +98,11 @@ class Served:
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
+
+    def engine_pid(self) -> int:
+        """The living engine's. Raises AssertionError unless there is just one."""
+        (pid,) = self.engine_pids()
+        return pid
 
     def engine_pids(self) -> list[int]:
         """Living engine processes that this daemon started."""

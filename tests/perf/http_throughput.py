@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from daemon import paths
+from daemon.library import Library
 from daemon.load.client import events
 from daemon.load.scenarios import Lengths, scenario
 from daemon.load.workload import Workload
@@ -52,9 +54,8 @@ class Baseline:
 @contextmanager
 def baseline(dtype: str) -> Iterator[Baseline]:
     """The default model in transformers. Its GGUF must be in the library: serving it once sees to that."""
-    from daemon.library import gguf_path
-
-    command = [sys.executable, "-m", "tests.perf.transformers_child", str(gguf_path("smollm2")), dtype]
+    gguf = Library(paths.cache_dir(), lambda *_: None).pull("smollm2")
+    command = [sys.executable, "-m", "tests.perf.transformers_child", str(gguf), dtype]
     quiet = {**os.environ, "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     with subprocess.Popen(
         command, cwd=REPO, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
