@@ -18,8 +18,8 @@ def rss_bytes(pid: int) -> int:
 
 @contextmanager
 def serving(*flags: str, model: str = "smollm2", env: Mapping[str, str] | None = None) -> Iterator[Served]:
-    """`inferd serve MODEL FLAGS…` on a free port; `env` adds variables. Raises AssertionError with the end of its log if
-    it does not get ready, RuntimeError if it does not end in order."""
+    """`inferd serve MODEL FLAGS…` on a free port; `env` adds variables. Raises AssertionError with the end of its log
+    if it does not get ready, RuntimeError if it does not end in order."""
     with tempfile.TemporaryDirectory(prefix="inferd-perf-") as folder:
         daemon = Served(Path(folder), model, *flags, env=dict(env or {}))
         try:
