@@ -75,11 +75,12 @@ class Fetcher:
             length = response.headers.get("Content-Length")
             total = have + int(length) if length else 0
             _check_room(part, total - have)
+            size = f" ({total / 1e6:.1f} MB)" if total else ""
             with part.open("ab" if resumed else "wb") as file:
                 while piece := response.read(_PIECE_BYTES):
                     file.write(piece)
                     have += len(piece)
-                    report(f"download {target_name(url)}", have / total if total else 0.0)
+                    report(f"download {target_name(url)}{size}", have / total if total else 0.0)
         if have < total:
             raise ConnectionError(f"the connection ended after {have} of {total} bytes")
 
