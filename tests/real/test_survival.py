@@ -147,7 +147,7 @@ def idle(served: Served) -> bool:
     """No active block, and nothing in any map or queue of either process that belongs to a request."""
     snapshot = served.snapshot("kv,sizes")
     sizes = {name: size for part in snapshot["sizes"].values() for name, size in part.items()}
-    if not KEPT <= sizes.keys():  # the engine's first heartbeat is still to come
+    if KEPT - sizes.keys():  # the engine's first heartbeat is still to come
         return False
     return snapshot["kv"]["active"] == 0 and not any(size for name, size in sizes.items() if name not in KEPT)
 
