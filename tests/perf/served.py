@@ -1,6 +1,5 @@
 """A daemon for perf scripts: tests/served.py's, with state of its own that is gone afterwards. Torch-free."""
 
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,12 +7,13 @@ from pathlib import Path
 
 from tests.served import INFERD, Served
 
-__all__ = ["INFERD", "Served", "rss_bytes", "serving"]
+__all__ = ["INFERD", "Served", "anonymous_bytes", "serving"]
 
 
-def rss_bytes(pid: int) -> int:
-    """Resident bytes of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def anonymous_bytes(pid: int) -> int:
+    """Resident bytes of a process that no file stands behind."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from tests.perf.harness import Findings
-from tests.perf.served import Served, rss_bytes, serving
+from tests.perf.served import Served, anonymous_bytes, serving
 
 TITLE = "64 clients connect and leave for ten minutes"
 PROMISE = "over the second half at most 1 KiB a request in either process; no block active at the end"
@@ -40,7 +40,8 @@ async def client(http: aiohttp.ClientSession, url: str, seed: int, until_s: floa
 
 
 async def sample_memory(daemon: Served, until_s: float, done: list[int], every_s: float) -> list[dict[str, Any]]:
-    """Resident bytes of both processes over requests and time."""
+    """Anonymous resident bytes of both processes over requests and time: what a leak would be made of. (The flight
+    recorders' files are mapped and become resident as they fill.)"""
     engine, began = daemon.engine_pid(), time.perf_counter()
     rows = []
     while time.perf_counter() < until_s:
@@ -49,8 +50,8 @@ async def sample_memory(daemon: Served, until_s: float, done: list[int], every_s
             {
                 "at_s": round(time.perf_counter() - began, 1),
                 "requests": done[0],
-                "daemon_bytes": rss_bytes(daemon.pid),
-                "engine_bytes": rss_bytes(engine),
+                "daemon_bytes": anonymous_bytes(daemon.pid),
+                "engine_bytes": anonymous_bytes(engine),
             }
         )
     return rows
@@ -88,7 +89,8 @@ def gauge(text: str, name: str, label: str) -> float | None:
 
 def run(quick: bool) -> Findings:
     """One soak; the slope is fitted over the second half."""
-    with serving("--max-num-seqs", "16") as daemon:
+    # A pool so small that cached prefixes have filled it long before the second half.
+    with serving("--max-num-seqs", "16", "--memory-limit", "1400MiB") as daemon:
         rows, active = asyncio.run(soak(daemon, 10 if quick else 600))
     half = rows[len(rows) // 2 :]
     slopes = {p: slope([(r["requests"], r[f"{p}_bytes"]) for r in half]) for p in ("daemon", "engine")}
@@ -98,8 +100,8 @@ def run(quick: bool) -> Findings:
             "requests": rows[-1]["requests"],
             "daemon: bytes a request": round(slopes["daemon"], 1),
             "engine: bytes a request": round(slopes["engine"], 1),
-            "daemon: RSS at the end (MiB)": round(rows[-1]["daemon_bytes"] / 2**20, 1),
-            "engine: RSS at the end (MiB)": round(rows[-1]["engine_bytes"] / 2**20, 1),
+            "daemon: anonymous at the end (MiB)": round(rows[-1]["daemon_bytes"] / 2**20, 1),
+            "engine: anonymous at the end (MiB)": round(rows[-1]["engine_bytes"] / 2**20, 1),
             "active blocks at the end": -1 if active is None else int(active),
         },
         met=max(slopes.values()) <= _MOST_BYTES_A_REQUEST and active == 0,
