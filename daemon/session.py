@@ -55,7 +55,7 @@ class EngineSession:
         self._argv = argv
         self._env = env
         self._backoff_s = tuple(backoff_s)
-        self._view = EngineView(state="starting", why="the engine has not been started")
+        self._view = EngineView(state="starting")
         self._status: EngineStatus | None = None  # last heartbeat; replaced by the telemetry thread
         self._progress_ns = 0  # last sign of life; written by the telemetry thread
         self._choose_limits: Callable[[Resolved, Limits], Limits] = lambda _, limits: limits
