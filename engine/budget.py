@@ -251,9 +251,12 @@ def _does_not_fit(config: EngineConfig, manifest: Manifest, machine: MachineFact
         config.max_model_len or config.block_size, config.block_size
     )
     least_mib = int(needed / (1 - _HEADROOM) / (1 << 20)) + 1
+    # What was asked for is never lowered on its own, so it is what the operator can lower.
+    asked = {"--max-num-seqs": config.max_num_seqs, "--max-num-batched-tokens": config.max_num_batched_tokens}
+    lower = "".join(f", a lower {flag}" for flag, value in asked.items() if value is not None)
     return DoesNotFit(
         f"{manifest.name} does not fit into {limit}: {parts}, and nothing is left for KV",
-        f"give it at least --memory-limit {least_mib}MiB, or a smaller model",
+        f"give it at least --memory-limit {least_mib}MiB{lower}, or a smaller model",
     )
 
 

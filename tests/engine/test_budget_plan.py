@@ -122,6 +122,17 @@ def test_when_the_weights_alone_do_not_fit_the_least_limit_is_named_and_is_enoug
     assert plan(memory_limit_bytes=least_mib * MIB)[0].max_model_len >= 1
 
 
+@pytest.mark.parametrize("setting", ["max_num_seqs", "max_num_batched_tokens"])
+def test_when_what_was_asked_for_is_too_much_the_hint_says_to_lower_it(setting: str) -> None:
+    flag = f"--{setting.replace('_', '-')}"
+    with pytest.raises(DoesNotFit) as refused:
+        plan(**{setting: 10_000_000})
+    assert f"a lower {flag}" in refused.value.hint
+    with pytest.raises(DoesNotFit) as unasked:
+        plan(memory_limit_bytes=600 * MIB)
+    assert "a lower" not in unasked.value.hint
+
+
 def test_rows_and_tokens_shrink_before_the_context_does_unless_asked_for() -> None:
     resolved, _ = plan(memory_limit_bytes=1200 * MIB)
     assert resolved.rows < plan()[0].rows
