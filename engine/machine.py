@@ -93,9 +93,16 @@ def host_facts(config: EngineConfig, manifest: Manifest, runtime_bytes: int = TO
         dtype=dtype,
         dtype_reason=dtype_reason,
         runtime_bytes=runtime_bytes + config.daemon_bytes,
-        weights_bytes=manifest.parameters * DTYPE_BYTES[dtype],
+        weights_bytes=_resident_weights(manifest, dtype),
         activation=ActivationCost.estimate(manifest.spec, dtype),
     )
+
+
+def _resident_weights(manifest: Manifest, dtype: str) -> int:
+    """Bytes of the weights once loaded; tied embeddings in float32 are kept twice: as rows, and prepacked as head."""
+    spec = manifest.spec
+    twice = spec.vocab_size * spec.hidden_size if spec.tie_embeddings and dtype == "float32" else 0
+    return (manifest.parameters + twice) * DTYPE_BYTES[dtype]
 
 
 def _cpu(path: Path = Path("/proc/cpuinfo")) -> tuple[frozenset[str], str]:

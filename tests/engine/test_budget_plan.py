@@ -168,3 +168,11 @@ def test_host_facts_are_of_this_machine() -> None:
     assert facts.runtime_bytes == 1005
     assert facts.threads == 3
     assert 0 < facts.available_bytes <= facts.total_bytes
+
+
+def test_the_head_of_tied_embeddings_is_counted_where_it_is_prepacked() -> None:
+    def weights(tied: bool) -> int:
+        manifest = replace(MANIFEST, spec=replace(SPEC, tie_embeddings=tied))
+        return host_facts(EngineConfig(model_dir="x", dtype="float32"), manifest, runtime_bytes=5).weights_bytes
+
+    assert weights(tied=True) - weights(tied=False) == SPEC.vocab_size * SPEC.hidden_size * 4
