@@ -1,4 +1,4 @@
-"""Instruments: the daemon's bus with its recorder, fold, feed and exposition, and the facts they ask for at a glance.
+"""Instruments: the daemon's bus with its recorder and sinks, the exposition, and the facts they ask for at a glance.
 
 Owns their wiring. It must not know requests or the engine. Enter at `Instruments`, a context manager.
 """
@@ -12,27 +12,41 @@ from typing import Any
 
 from daemon.port import EngineView
 from telemetry import probe
-from telemetry.bus import Bus
-from telemetry.events import Event
+from telemetry.bus import Bus, Sink
+from telemetry.events import Event, RequestRecord
 from telemetry.exposition import Exposition
 from telemetry.feed import Feed
 from telemetry.fold import Fold
+from telemetry.journal import Journal
 from telemetry.metric import Outside
+from telemetry.otlp import traces_from
 from telemetry.recorder import Recorder
 from telemetry.snapshot import Views
 
 _RING_NAME = "daemon.ring"
+_JOURNAL_NAME = "journal.jsonl"
+_TRACE_PACE_SECONDS = 1.0  # an export costs a round trip: gather records for it
+_CATCH_UP_SECONDS = 0.05  # a reader waits at most so long for the fold to have what was published before
 
 
 class Instruments:
-    """`model` is the served name. The ring lies in `state_dir`."""
+    """`model` is the served name. Ring and journal lie in `state_dir`; traces go where OTEL_* says, else nowhere."""
 
     def __init__(self, model: str, state_dir: Path, version: str) -> None:
         self._versions = {"inferd": version, "python": platform.python_version(), "system": platform.platform()}
         self._recorder = Recorder.open(state_dir / _RING_NAME, "daemon")
         self.fold = Fold(model)
         self.feed = Feed()
-        self._bus = Bus(self._recorder, {"fold": self.fold.take, "feed": self.feed.take})
+        self._traces = traces_from(version)
+        sinks: dict[str, Sink] = {
+            "fold": self.fold.take,
+            "feed": self.feed.take,
+            "journal": Journal(state_dir / _JOURNAL_NAME).take,
+        }
+        if self._traces is not None:
+            sinks["trace"] = self._traces.take
+        pace = {"trace": _TRACE_PACE_SECONDS} if self._traces is not None else None
+        self._bus = Bus(self._recorder, sinks, pace=pace)
         self._exposition = Exposition(
             self.fold, outside=self._outside, build={"version": version, "python": self._versions["python"]}
         )
@@ -44,6 +58,8 @@ class Instruments:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._bus.close()
+        if self._traces is not None:
+            self._traces.close()
         self._recorder.close(clean=kind is None)
 
     def ask_sizes(self, sizes: Callable[[], Mapping[str, int]]) -> None:
@@ -52,10 +68,17 @@ class Instruments:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The metrics: body and content type."""
+        self._catch_up()
         return self._exposition.render(accept)
 
+    def record(self, request_id: str) -> RequestRecord | None:
+        """The record of a choice that has ended, while it is kept."""
+        self._catch_up()
+        return self.fold.record(request_id)
+
     def views(self, engine: EngineView, config: Mapping[str, Any]) -> Views:
-        """What a snapshot is given beside the fold."""
+        """What a snapshot is given beside the fold, which then knows what was published before."""
+        self._catch_up()
         return Views(
             engine_state=engine.state,
             engine_why=engine.why or None,
@@ -65,6 +88,9 @@ class Instruments:
             versions=self._versions,
             config=config,
         )
+
+    def _catch_up(self) -> None:
+        self._bus.flush(_CATCH_UP_SECONDS, sink="fold")
 
     def _outside(self) -> Outside:
         return Outside(

@@ -252,6 +252,7 @@ class Daemon:
             feed=instruments.feed,
             config=config,
             views=lambda: instruments.views(engine.view(), config),
+            record=instruments.record,
         )
         return ControlThread(
             self._runtime_dir,

@@ -20,6 +20,7 @@ from engine.budget import Limits
 from engine.errors import ConfigError, EngineFault
 from telemetry import feed as feeds
 from telemetry import snapshot as snapshots
+from telemetry.events import RequestRecord
 from telemetry.feed import Feed
 from telemetry.fold import Fold
 
@@ -53,6 +54,7 @@ class Desk:
     feed: Feed
     config: Mapping[str, Any]
     views: Callable[[], snapshots.Views]
+    record: Callable[[str], RequestRecord | None]  # of a choice that has ended, by its id
 
 
 class Control:
@@ -131,7 +133,7 @@ class Control:
 
     async def request(self, request: web.Request) -> web.Response:
         """The record of a finished choice, by its id or by X-Request-Id."""
-        record = self._desk.fold.record(request.match_info["id"])
+        record = self._desk.record(request.match_info["id"])
         if record is None:
             raise ApiError(404, "no record of that request is kept", code="request_not_found")
         return _json(record)
