@@ -102,7 +102,7 @@ class _Defaults:
 
 
 _DEFAULTS = {
-    "cpu": _Defaults(rows=64, step_tokens=512, prefill_chunk=32, kv_share=0.25),
+    "cpu": _Defaults(rows=64, step_tokens=512, prefill_chunk=64, kv_share=0.25),
     "cuda": _Defaults(rows=256, step_tokens=8192, prefill_chunk=512, kv_share=0.9),
 }
 _HEADROOM = 0.05  # of the limit, for what no plan foresees

@@ -14,7 +14,7 @@ from engine.kernels.ops import Linear, Span, causal_mask
 from engine.kernels.reference import Reference, context
 from engine.kernels.threads import one_thread
 
-_PACK_ROWS = 16  # the batch that the packed layout is chosen for
+_PACK_ROWS = 512  # the batch the packed layout is chosen for: a large one is as fast for 1 row, and faster for 16
 _QUERY_BLOCK = 128  # queries at once in a prefill: bounds the scores' memory
 
 
