@@ -329,7 +329,7 @@ def test_an_error_of_the_preparing_process_comes_back_as_itself(shelf: Shelf, ma
         ("tinny", "did you mean 'tiny'"),
         ("/nowhere/m.gguf", "does not exist"),
         ("./m", "does not exist"),
-        ("../../etc", "does not exist"),
+        ("../../no-such-place", "does not exist"),
         ("a/b/c", "there is no model"),
         ("", "there is no model"),
     ],

@@ -84,6 +84,7 @@ def sixteen_at_once(call: Callable[[str], Any]) -> list[Any]:
         return list(pool.map(call, SUBJECTS))
 
 
+@pytest.mark.timeout(400)  # 20 x 64 tokens one after the other, and the reference's loading
 @pytest.mark.parametrize("run", [one_at_a_time, sixteen_at_once])
 def test_greedy_equals_transformers(
     served: Served, reference: LlamaForCausalLM, run: Callable[[Callable[[str], Any]], list[Any]]
