@@ -93,8 +93,9 @@ def _runner(manifest: Manifest, resolved: Resolved, model: Decoder) -> TorchRunn
 
 
 def _warm_up(runner: TorchRunner, resolved: Resolved) -> None:
-    """The largest legal step once, then a decode: what they need is allocated and what is lazy is done before the first
-    request comes; a plan that was wrong about memory fails here and not at night."""
+    """As many tokens as a step may have, in one row, then a decode: what is lazy is done before the first request comes.
+    It is not the largest step in memory: many rows that sample at a long context take more, and only the plan counts
+    those."""
     most = min(resolved.step_tokens, resolved.max_model_len - 1, resolved.kv_blocks * resolved.block_size - 1)
     blocks = tuple(range(blocks_for(most + 1, resolved.block_size)))
     params = SamplingParams(max_tokens=2, temperature=0.0)
