@@ -93,7 +93,7 @@ def _runner(manifest: Manifest, resolved: Resolved, model: Decoder) -> TorchRunn
 
 
 def _warm_up(runner: TorchRunner, resolved: Resolved) -> None:
-    """As many tokens as a step may have, in one row, then a decode: what is lazy is done before the first request comes.
+    """As many tokens as a step may have, in one row, then a decode: what is lazy is done before a request comes.
     It is not the largest step in memory: many rows that sample at a long context take more, and only the plan counts
     those."""
     most = min(resolved.step_tokens, resolved.max_model_len - 1, resolved.kv_blocks * resolved.block_size - 1)
