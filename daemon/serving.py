@@ -104,6 +104,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Serve until told to stop. Raises InferdError for what cannot be served."""
+        self._catch_signals()  # before anything is announced: who is told where to look may send one at once
         settings = self._settings
         keys = Keys.load(settings.api_key_file, settings.api_key)
         check_exposure(settings.host, keys)
@@ -166,7 +167,6 @@ class Daemon:
         interval_s = watchdog_interval_s()
         if interval_s is not None:
             chores.append(asyncio.create_task(_every(interval_s, lambda: notify("WATCHDOG=1"))))
-        self._catch_signals()
         lifecycle.observe()
         try:
             await engine.start()
