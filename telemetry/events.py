@@ -43,6 +43,7 @@ OOM_CAUSES: Final = (
     "unknown",
 )
 STEP_BOUNDS: Final = ("compute", "bandwidth", "overhead")
+SEVERITIES: Final = ("info", "warning", "critical")
 LOOPS: Final = ("api", "control", "engine")
 
 
@@ -257,13 +258,18 @@ class Decision(Event, frozen=True, kw_only=True):
 
 
 class Finding(Event, frozen=True, kw_only=True):
-    """What a runbook's check saw."""
+    """What a runbook's check saw. A daemon publishes one when it is made or changes, and once more, with `active`
+    false, when it is gone. The runbook's Markdown: `inferd doctor runbook NAME`, `GET /inferd/v1/runbooks/NAME`."""
 
     runbook: str
-    severity: str  # info | warning | critical
+    severity: str  # SEVERITIES
     summary: str
-    evidence: dict[str, str]
-    next_step: str
+    evidence: dict[str, str]  # what was measured, in words for people; never content
+    next_step: str  # one command or sentence
+    section: str = ""  # of the runbook, where to read first
+    confidence: float = 1.0  # that this is the cause, not only a symptom: 0-1
+    explains: tuple[str, ...] = ()  # findings of these runbooks follow from this one
+    active: bool = True
 
 
 class Incident(Event, frozen=True, kw_only=True):

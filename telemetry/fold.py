@@ -19,7 +19,7 @@ from typing import Any
 
 from telemetry import events
 from telemetry.events import Event
-from telemetry.state import KEPT_RECORDS, KEPT_RULES, Blocks, Queue, State
+from telemetry.state import KEPT_NOTES, KEPT_RECORDS, KEPT_RULES, Blocks, Queue, State
 from telemetry.stats import Exemplar
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,11 @@ class Fold:
             counts[key] = counts.get(key, 0) + 1
 
     def _finding(self, event: events.Finding) -> None:
-        self._state.findings.append(event)
+        """The latest of each runbook, in the order in which they came; one that is over is no longer shown."""
+        findings = self._state.findings
+        findings.pop(event.runbook, None)
+        if event.active and len(findings) < KEPT_NOTES:
+            findings[event.runbook] = event
 
     def _incident(self, event: events.Incident) -> None:
         self._state.incidents.append(event)
