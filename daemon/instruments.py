@@ -19,13 +19,14 @@ from telemetry.feed import Feed
 from telemetry.fold import Fold
 from telemetry.journal import Journal
 from telemetry.metric import Outside
-from telemetry.otlp import traces_from
+from telemetry.otlp import metrics_from, traces_from
 from telemetry.recorder import Recorder
+from telemetry.sampling import Head
 from telemetry.snapshot import Views
 
 _RING_NAME = "daemon.ring"
 _JOURNAL_NAME = "journal.jsonl"
-_TRACE_PACE_SECONDS = 1.0  # an export costs a round trip: gather records for it
+_PACE_SECONDS = 1.0  # of what leaves the machine: an export costs a round trip, so records are gathered for it
 _CATCH_UP_SECONDS = 0.05  # a reader waits at most so long for the fold to have what was published before
 
 
@@ -37,16 +38,22 @@ class Instruments:
         self._recorder = Recorder.open(state_dir / _RING_NAME, "daemon")
         self.fold = Fold(model)
         self.feed = Feed()
+        self._head = Head.from_environ(os.environ)
         self._traces = traces_from(version)
+        self._metrics = metrics_from(version)
         sinks: dict[str, Sink] = {
             "fold": self.fold.take,
             "feed": self.feed.take,
             "journal": Journal(state_dir / _JOURNAL_NAME).take,
         }
+        pace: dict[str, float] = {}
+        wants: dict[str, tuple[type[Event], ...]] = {}
         if self._traces is not None:
-            sinks["trace"] = self._traces.take
-        pace = {"trace": _TRACE_PACE_SECONDS} if self._traces is not None else None
-        self._bus = Bus(self._recorder, sinks, pace=pace)
+            sinks["trace"], pace["trace"], wants["trace"] = self._traces.take, _PACE_SECONDS, self._traces.wants
+        if self._metrics is not None:
+            sinks["otlp_metrics"], pace["otlp_metrics"] = self._metrics.take, _PACE_SECONDS
+            wants["otlp_metrics"] = self._metrics.wants
+        self._bus = Bus(self._recorder, sinks, pace=pace, wants=wants)
         self._exposition = Exposition(
             self.fold, outside=self._outside, build={"version": version, "python": self._versions["python"]}
         )
@@ -58,13 +65,31 @@ class Instruments:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._bus.close()
-        if self._traces is not None:
-            self._traces.close()
+        for sender in (self._traces, self._metrics):
+            if sender is not None:
+                sender.close()
         self._recorder.close(clean=kind is None)
 
     def ask_sizes(self, sizes: Callable[[], Mapping[str, int]]) -> None:
         """Where the sizes of the other rooms' queues and maps come from; safe from any thread."""
         self._more_sizes = sizes
+
+    def sampled(self, trace_id: str, parent: bool | None) -> bool:
+        """Whether a request's trace is kept, given its caller's decision. Without an exporter it is the caller's
+        alone: an exemplar must not point to a trace that exists nowhere."""
+        if self._traces is None or self._traces.level == "off":
+            return bool(parent)
+        return self._head.decide(trace_id, parent)
+
+    @property
+    def trace_level(self) -> str | None:
+        """One of telemetry.trace.LEVELS; None if traces are sent nowhere."""
+        return None if self._traces is None else self._traces.level
+
+    def set_trace_level(self, level: str) -> None:
+        """From the next record on; safe from any thread. Does nothing if traces are sent nowhere."""
+        if self._traces is not None:
+            self._traces.level = level
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The metrics: body and content type."""
@@ -84,7 +109,7 @@ class Instruments:
             engine_why=engine.why or None,
             daemon_resident_bytes=probe.resident_bytes(),
             daemon_sizes=self._sizes(),
-            dropped=self._bus.dropped(),
+            dropped=self._dropped(),
             versions=self._versions,
             config=config,
         )
@@ -94,11 +119,17 @@ class Instruments:
 
     def _outside(self) -> Outside:
         return Outside(
-            dropped=self._bus.dropped(),
+            dropped=self._dropped(),
             sizes=self._sizes(),
             resident_bytes=probe.resident_bytes(),
             cpu_seconds=probe.cpu_seconds(os.getpid()),
         )
+
+    def _dropped(self) -> dict[str, int]:
+        lost = self._bus.dropped()
+        if self._metrics is not None:
+            lost["otlp_metrics"] += self._metrics.failed_exports
+        return lost
 
     def _sizes(self) -> dict[str, int]:
         queues = {f"bus_{name}": waiting for name, waiting in self._bus.queued().items()}

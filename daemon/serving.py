@@ -42,6 +42,7 @@ log = logging.getLogger("inferd")
 
 _OBSERVE_S = 0.2
 _LAST_ANSWERS_S = 3.0  # for handlers to write what the engine has said last
+_LAST_RECORDS_S = 2.0
 _START_UP_ROWS = 64  # of the queue, while the engine's rows are not known
 
 
@@ -147,6 +148,7 @@ class Daemon:
                 self._on_listening(self._addresses(sockets, control))
                 await self._serve(engine, lifecycle, kitchen, instruments, notify)
                 await runner.cleanup()
+                await kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
             finally:
                 control.stop()
         return 0
@@ -229,6 +231,7 @@ class Daemon:
             publish=instruments.publish,
             authorize=Access(keys).check,
             gate=lifecycle.gate,
+            sampled=instruments.sampled,
             request_timeout_s=settings.request_timeout,
         )
 
@@ -253,6 +256,7 @@ class Daemon:
             config=config,
             views=lambda: instruments.views(engine.view(), config),
             record=instruments.record,
+            tracing=instruments,
         )
         return ControlThread(
             self._runtime_dir,

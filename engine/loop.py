@@ -128,18 +128,28 @@ class Engine:
         """Publish the step; returns the outputs with their decode stall filled in."""
         self.steps += 1
         self._stall.step(plan, times.committed_ns - times.begun_ns)
-        gaps_ns = self._gaps_ns(outputs, times.collected_ns)
+        gaps_ns, longest = self._gaps_ns(outputs, times.collected_ns)
         finished = tuple(output.request_id for output in outputs if output.finish is not None)
         outputs = self._ended(outputs)
         self._publish(
-            step_report(plan, result, times, self._scheduler.state_facts(), finished=finished, gaps_ns=gaps_ns)
+            step_report(
+                plan,
+                result,
+                times,
+                self._scheduler.state_facts(),
+                finished=finished,
+                gaps_ns=gaps_ns,
+                longest_gap=longest,
+            )
         )
         self._publish_ns = self._clock() - times.committed_ns
         return outputs
 
-    def _gaps_ns(self, outputs: list[Output], now_ns: int) -> list[int]:
-        """Time since the token before, of every choice that got one after its first."""
+    def _gaps_ns(self, outputs: list[Output], now_ns: int) -> tuple[list[int], tuple[int, str]]:
+        """Time since the token before, of every choice that got one after its first; and the longest with its
+        choice."""
         gaps_ns = []
+        earliest_ns, slowest = now_ns, ""
         last_ns = self._last_token_ns
         for output in outputs:
             if not output.tokens:
@@ -150,7 +160,9 @@ class Engine:
                 self._stall_base_ns[output.request_id] = self._stall.total_ns
             else:
                 gaps_ns.append(now_ns - before_ns)
-        return gaps_ns
+                if before_ns < earliest_ns:
+                    earliest_ns, slowest = before_ns, output.request_id
+        return gaps_ns, (now_ns - earliest_ns, slowest)
 
     def _ended(self, outputs: list[Output]) -> list[Output]:
         """Forget the choices that end here, and tell each how long its decoding was stalled."""

@@ -27,6 +27,7 @@ STAGES: Final = (
 # Work that happens inside a stage; exported under another name and never summed with the stages.
 OVERLAPS: Final = ("detokenize", "send", "decode_stall")
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "shed", "deadline", "rejected")
+NEVER_SERVED: Final = ("shed", "rejected")  # these say nothing about how fast we serve
 STEP_PHASES: Final = ("plan", "launch", "collect", "commit", "publish")
 WAITING_REASONS: Final = ("capacity", "kv", "budget")
 PREEMPTION_CAUSES: Final = ("kv", "limits", "oom")
@@ -133,12 +134,15 @@ class StepReport(Event, frozen=True, kw_only=True):
     finished: tuple[str, ...] = ()
     rows: bytes = b""  # int32 little-endian triples (row, start, count), one per slice
     gaps_us: bytes = b""  # uint32 little-endian: inter-token gap of each row that got a token after its first
+    longest_gap_us: int = 0  # the largest of them, and whose it is
+    longest_gap_of: str = ""
     memory_peak_bytes: int = 0
     bound: str = ""  # compute | bandwidth | overhead; empty = not known
 
 
 class FirstToken(Event, frozen=True, kw_only=True):
-    """The first token of a choice reached the daemon. `ttft_ns` is counted from arrival in the daemon."""
+    """The first token of a choice reached the daemon. `ttft_ns` is counted from arrival in the daemon; `trace_id` is
+    empty unless the trace is sampled."""
 
     request_id: str
     ttft_ns: int
@@ -160,6 +164,7 @@ class RequestRecord(Event, frozen=True, kw_only=True):
     arrival_ns: int
     stages: dict[str, int]
     overlaps: dict[str, int] = {}
+    pieces: tuple[tuple[str, int, int], ...] = ()  # the engine's stages as they passed: stage, ns, tokens computed
     reason: str  # FINISH_REASONS
     error: str = ""  # typed error code, never free text of a client
     status: int = 200
@@ -182,8 +187,9 @@ class RequestRecord(Event, frozen=True, kw_only=True):
     top_k: int = 0
     seed: int = 0
     trace_id: str = ""
-    parent_span_id: str = ""
-    trace_sampled: bool = False
+    span_id: str = ""  # of this choice's root span
+    parent_span_id: str = ""  # the caller's, if it sent one
+    trace_sampled: bool = False  # decided at arrival
 
 
 class EngineStatus(Event, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from telemetry.stats import Histogram, Window
 
 KEPT_RECORDS = 512
 KEPT_STEPS = 128
+KEPT_TRACED = 4096
 KEPT_NOTES = 64
 KEPT_RULES = 64
 

@@ -26,6 +26,7 @@ VALUES: dict[Any, Any] = {
     tuple[int, ...]: (1, 2),
     tuple[str, ...]: ("a", "b"),
     tuple[tuple[int, str], ...]: ((0, "r"),),
+    tuple[tuple[str, int, int], ...]: (("prefill", 9, 16),),
     tuple[events.Preempted, ...]: (events.Preempted("r", 5, "kv"),),
     events.LimitsView: events.LimitsView(
         max_num_seqs=1,
