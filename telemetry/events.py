@@ -1,7 +1,8 @@
 """The vocabulary: every event that inferd can say about itself, one frozen struct each.
 
 Owns the event types and the closed sets of names they use (stages, reasons, causes). It must not know who emits an
-event or who reads it, and imports nothing of ours. Enter at `Event` (the union's base) and `encode`/`decode`.
+event or who reads it, and imports nothing of ours but the shapes of evidence. Enter at `Event` (the union's base) and
+`encode`/`decode`.
 
 All stamps are CLOCK_MONOTONIC nanoseconds of one host (`time.monotonic_ns`), so a daemon's and its engine's stamps may
 be subtracted; stamps of two hosts may not.
@@ -10,6 +11,8 @@ be subtracted; stamps of two hosts may not.
 from typing import Any, Final
 
 import msgspec
+
+from telemetry.evidence import Clue, Knob, MemoryFault, ProcessEnd
 
 # The stages partition [arrival in the daemon, last byte handed to the socket] of one choice, in this order.
 STAGES: Final = (
@@ -32,17 +35,6 @@ STEP_PHASES: Final = ("plan", "launch", "collect", "commit", "publish")
 WAITING_REASONS: Final = ("capacity", "kv", "budget")
 PREEMPTION_CAUSES: Final = ("kv", "limits", "oom")
 INCIDENT_CAUSES: Final = ("oom", "killed", "oom_killed", "crash", "wedged", "leak_suspected")
-OOM_CAUSES: Final = (
-    "capacity",
-    "fragmentation",
-    "kv_exhausted",
-    "activation_spike",
-    "logits",
-    "neighbour",
-    "host_cgroup",
-    "leak",
-    "unknown",
-)
 STEP_BOUNDS: Final = ("compute", "bandwidth", "overhead")
 SEVERITIES: Final = ("info", "warning", "critical")
 LOOPS: Final = ("api", "control", "engine")
@@ -279,7 +271,10 @@ class Finding(Event, frozen=True, kw_only=True):
 
 
 class Incident(Event, frozen=True, kw_only=True):
-    """A fault, classified. `cause` is an OOM cause or one of INCIDENT_CAUSES; `bundle` is a path or empty."""
+    """A fault, classified. `cause` is an OOM cause or one of INCIDENT_CAUSES; `bundle` is a path or empty.
+
+    `memory`, `end` and `stacks` (text by process) are the evidence, `clues` and `knobs` what forensics made of it.
+    """
 
     incident_id: str
     kind: str  # INCIDENT_CAUSES
@@ -287,6 +282,12 @@ class Incident(Event, frozen=True, kw_only=True):
     summary: str
     request_ids: tuple[str, ...] = ()
     bundle: str = ""
+    engine_id: str = ""
+    clues: tuple[Clue, ...] = ()
+    knobs: tuple[Knob, ...] = ()
+    memory: MemoryFault | None = None
+    end: ProcessEnd | None = None
+    stacks: dict[str, str] = {}
 
 
 class StateChanged(Event, frozen=True, kw_only=True):

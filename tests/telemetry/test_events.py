@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from telemetry import events
+from telemetry.evidence import Clue, FailedStep, Knob, MemoryFault, ProcessEnd, Reading
 from telemetry.feed import from_sse, to_sse
 from telemetry.fold import Fold
 
@@ -37,6 +38,10 @@ VALUES: dict[Any, Any] = {
         kv_blocks=6,
         spec_depth=0,
     ),
+    tuple[Clue, ...]: (Clue("leak", "against", "nothing grew"),),
+    tuple[Knob, ...]: (Knob("--max-num-seqs", "lower it"),),
+    MemoryFault | None: MemoryFault(requested_bytes=9, step=FailedStep(step=3), at=Reading(free_bytes=4)),
+    ProcessEnd | None: ProcessEnd(process="engine", exit_code=-9, last_lines=("so long",)),
 }
 
 
