@@ -3,28 +3,36 @@
 Owns their wiring. It must not know requests or the engine. Enter at `Instruments`, a context manager.
 """
 
+import asyncio
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from daemon.port import EngineView
+from engine.errors import InferdError
 from telemetry import probe
+from telemetry.bundle import FOLDER, Folder
 from telemetry.bus import Bus, Sink
-from telemetry.events import Event, RequestRecord
+from telemetry.events import Event, Incident, RequestRecord, StateChanged
 from telemetry.exposition import Exposition
 from telemetry.feed import Feed
 from telemetry.fold import Fold
 from telemetry.journal import Journal
 from telemetry.metric import Outside
 from telemetry.otlp import metrics_from, traces_from
+from telemetry.postmortem import Casebook, Note, previous_life
 from telemetry.recorder import Recorder
 from telemetry.sampling import Head
 from telemetry.snapshot import Views
 
 _RING_NAME = "daemon.ring"
+_ENGINE_RING_NAME = "engine.ring"
 _JOURNAL_NAME = "journal.jsonl"
 _PACE_SECONDS = 1.0  # of what leaves the machine: an export costs a round trip, so records are gathered for it
 _CATCH_UP_SECONDS = 0.05  # a reader waits at most so long for the fold to have what was published before
@@ -35,8 +43,14 @@ class Instruments:
 
     def __init__(self, model: str, state_dir: Path, version: str) -> None:
         self._versions = {"inferd": version, "python": platform.python_version(), "system": platform.platform()}
-        self._recorder = Recorder.open(state_dir / _RING_NAME, "daemon")
+        ring, engine_ring = state_dir / _RING_NAME, state_dir / _ENGINE_RING_NAME
+        note = Note(oom_kills=probe.cgroup().oom_kills, boot_id=probe.boot_id(), versions=self._versions)
+        before = previous_life(ring, engine_ring, note)
+        self._recorder = Recorder.open(ring, "daemon", note=note.encode())
         self.fold = Fold(model)
+        self.bundles = Folder(state_dir / FOLDER)
+        casebook = Casebook(self.bundles, self.fold, engine_ring, self._versions, self._catch_up)
+        self._case_sizes = casebook.sizes
         self.feed = Feed()
         self._head = Head.from_environ(os.environ)
         self._traces = traces_from(version)
@@ -45,9 +59,10 @@ class Instruments:
             "fold": self.fold.take,
             "feed": self.feed.take,
             "journal": Journal(state_dir / _JOURNAL_NAME).take,
+            "bundle": casebook.take,
         }
         pace: dict[str, float] = {}
-        wants: dict[str, tuple[type[Event], ...]] = {}
+        wants: dict[str, tuple[type[Event], ...]] = {"bundle": casebook.wants}
         if self._traces is not None:
             sinks["trace"], pace["trace"], wants["trace"] = self._traces.take, _PACE_SECONDS, self._traces.wants
         if self._metrics is not None:
@@ -58,21 +73,41 @@ class Instruments:
             self.fold, outside=self._outside, build={"version": version, "python": self._versions["python"]}
         )
         self._more_sizes: Callable[[], Mapping[str, int]] = dict
-        self.publish: Callable[[Event], None] = self._bus.publish
+        self._progress_age_ns: Callable[[], int | None] = lambda: None
+        if before is not None:
+            casebook.keep(before)
+            self.publish(before.incident)
 
     def __enter__(self) -> "Instruments":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        crash = error is not None and not _orderly(error)
+        if crash:
+            self.publish(StateChanged(at_ns=time.monotonic_ns(), state="stopped", why=f"{type(error).__name__}"))
         self._bus.close()
         for sender in (self._traces, self._metrics):
             if sender is not None:
                 sender.close()
-        self._recorder.close(clean=kind is None)
+        self._recorder.close(clean=not crash)
+
+    def publish(self, event: Event) -> None:
+        """Record now, deliver soon. An incident is told where its bundle will lie."""
+        if isinstance(event, Incident) and not event.bundle:
+            event = msgspec.structs.replace(event, bundle=str(self.bundles.file(event.incident_id)))
+        self._bus.publish(event)
+
+    def abandon(self) -> None:
+        """The process is about to leave without cleaning up, because somebody told it to: not a case for forensics."""
+        self._recorder.close(clean=True)
 
     def ask_sizes(self, sizes: Callable[[], Mapping[str, int]]) -> None:
         """Where the sizes of the other rooms' queues and maps come from; safe from any thread."""
         self._more_sizes = sizes
+
+    def ask_progress(self, age_ns: Callable[[], int | None]) -> None:
+        """Where the age of the engine's last sign of life comes from; safe from any thread."""
+        self._progress_age_ns = age_ns
 
     def sampled(self, trace_id: str, parent: bool | None) -> bool:
         """Whether a request's trace is kept, given its caller's decision. Without an exporter it is the caller's
@@ -123,6 +158,7 @@ class Instruments:
             sizes=self._sizes(),
             resident_bytes=probe.resident_bytes(),
             cpu_seconds=probe.cpu_seconds(os.getpid()),
+            progress_age_ns=self._progress_age_ns(),
         )
 
     def _dropped(self) -> dict[str, int]:
@@ -133,4 +169,10 @@ class Instruments:
 
     def _sizes(self) -> dict[str, int]:
         queues = {f"bus_{name}": waiting for name, waiting in self._bus.queued().items()}
+        queues |= self._case_sizes()
         return {**queues, **self.fold.sizes(), "feed_readers": self.feed.readers, **self._more_sizes()}
+
+
+def _orderly(error: BaseException) -> bool:
+    """Ends that somebody asked for, or that were explained to whoever started us."""
+    return isinstance(error, InferdError | KeyboardInterrupt | SystemExit | asyncio.CancelledError)

@@ -102,6 +102,7 @@ class Daemon:
         self._on_ready = on_ready
         self._stop = asyncio.Event()
         self._signals = 0
+        self._abandon: Callable[[], None] = lambda: None
 
     async def run(self) -> int:
         """Serve until told to stop. Raises InferdError for what cannot be served."""
@@ -124,6 +125,7 @@ class Daemon:
         settings = self._settings
         name = (*settings.served_model_name, self._model.name)[0]
         with Instruments(name, self._state_dir, self._version) as instruments:
+            self._abandon = instruments.abandon
             engine = self._make_engine(instruments.publish)
             arbiter = LimitsArbiter(engine, instruments.publish)
             engine.on_limits(arbiter.restored)
@@ -136,6 +138,7 @@ class Daemon:
             open_metrics = Access(admin_keys if settings.metrics_private else Keys(()))
             health = Health(lifecycle, self._version, instruments.render, open_metrics.check)
             control = self._control(engine, arbiter, lifecycle, kitchen, instruments, health, admin_keys)
+            instruments.ask_progress(lambda: engine.view().progress_age_ns)
             instruments.ask_sizes(lambda: {**engine.sizes(), **kitchen.sizes()})
             door = FrontDoor(keyless=not keys, host=settings.host, origins=settings.allow_origin)
             app = build_api([*OpenAi(kitchen).routes(), *health.routes()], door, max_body_bytes=settings.max_body)
@@ -208,6 +211,7 @@ class Daemon:
         self._signals += 1
         if self._signals > 1 and signum == signal.SIGINT:
             log.warning("interrupted again: ending at once")
+            self._abandon()
             os._exit(130)
         log.info("%s: draining; Ctrl-C ends at once", signal.Signals(signum).name)
         self._stop.set()
@@ -256,6 +260,7 @@ class Daemon:
             config=config,
             views=lambda: instruments.views(engine.view(), config),
             record=instruments.record,
+            bundles=instruments.bundles,
             tracing=instruments,
         )
         return ControlThread(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from engine.budget import Limits
 from engine.errors import EngineFault, OutOfMemory
 from engine.plan import Runner, StepPlan, StepResult
+from engine.pulse import Pulse
 from engine.report import StallMeter, StepTimes, step_report
 from engine.request import Output, Request
 from engine.scheduler import Scheduler
@@ -30,11 +31,14 @@ class Engine:
         runner: Runner,
         publish: Callable[[Event], None],
         clock: Callable[[], int] = time.monotonic_ns,
+        pulse: Pulse | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._publish = publish
         self._clock = clock
+        self._pulse = pulse or Pulse.attach(-1)
+        runner.tell(self._pulse.tick)
         self._stall = StallMeter()
         self._last_token_ns: dict[str, int] = {}  # live requests that have a token
         self._stall_base_ns: dict[str, int] = {}  # the meter when each of them began to decode
@@ -77,7 +81,9 @@ class Engine:
     def step(self) -> list[Output]:
         """One step; returns the new tokens and ends. Raises EngineFault when the engine cannot go on."""
         begun_ns = self._clock()
+        self._pulse.tick("plan")
         plan = self._scheduler.plan(begun_ns)
+        self._pulse.step(plan.step)
         planned_ns = self._clock()
         self.starved = not (plan.slices or plan.released or plan.why.preempted)
         try:
@@ -86,6 +92,7 @@ class Engine:
             return self._after_oom(plan, error)
         self._failures = 0
         collected_ns = self._clock()
+        self._pulse.tick("commit")
         outputs = self._scheduler.commit(result, collected_ns)
         times = StepTimes(
             begun_ns=begun_ns,
@@ -96,6 +103,7 @@ class Engine:
             publish_ns=self._publish_ns,
         )
         self.progress_ns = times.committed_ns
+        self._pulse.tick("publish")
         if plan.slices or plan.why.preempted or outputs:
             outputs = self._after_step(plan, result, times, outputs)
         return outputs
@@ -113,6 +121,10 @@ class Engine:
             "loop_suspects": len(self._suspects),
         }
 
+    def idle(self) -> None:
+        """There is nothing to do, and it is known: that is progress too."""
+        self._pulse.tick("idle")
+
     def close(self) -> None:
         self._runner.close()
 
@@ -120,8 +132,10 @@ class Engine:
         """Returns the result and the stamp between launch and collect."""
         if not (plan.slices or plan.released or plan.admitted or plan.copies or plan.discarded):
             return replace(_NOTHING, step=plan.step), self._clock()
+        self._pulse.tick("launch")
         self._runner.launch(plan)
         launched_ns = self._clock()
+        self._pulse.tick("collect")
         return self._runner.collect(), launched_ns
 
     def _after_step(self, plan: StepPlan, result: StepResult, times: StepTimes, outputs: list[Output]) -> list[Output]:

@@ -273,7 +273,8 @@ class Finding(Event, frozen=True, kw_only=True):
 class Incident(Event, frozen=True, kw_only=True):
     """A fault, classified. `cause` is an OOM cause or one of INCIDENT_CAUSES; `bundle` is a path or empty.
 
-    `memory`, `end` and `stacks` (text by process) are the evidence, `clues` and `knobs` what forensics made of it.
+    `memory`, `end`, `requests` and `stacks` (text by process) are the evidence, `clues` and `knobs` what forensics made
+    of it.
     """
 
     incident_id: str
@@ -288,6 +289,7 @@ class Incident(Event, frozen=True, kw_only=True):
     memory: MemoryFault | None = None
     end: ProcessEnd | None = None
     stacks: dict[str, str] = {}
+    requests: tuple[RequestView, ...] = ()  # those that were running
 
 
 class StateChanged(Event, frozen=True, kw_only=True):

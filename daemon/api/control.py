@@ -20,7 +20,8 @@ from engine.budget import Limits
 from engine.errors import ConfigError, EngineFault
 from telemetry import feed as feeds
 from telemetry import snapshot as snapshots
-from telemetry.events import RequestRecord
+from telemetry.bundle import Folder
+from telemetry.events import Incident, RequestRecord
 from telemetry.feed import Feed
 from telemetry.fold import Fold
 from telemetry.semconv import TRACE_LEVELS
@@ -65,6 +66,7 @@ class Desk:
     config: Mapping[str, Any]
     views: Callable[[], snapshots.Views]
     record: Callable[[str], RequestRecord | None]  # of a choice that has ended, by its id
+    bundles: Folder
     tracing: Tracing
 
 
@@ -150,14 +152,24 @@ class Control:
         return _json(record)
 
     async def incidents(self, _: web.Request) -> web.Response:
-        return _json({"incidents": snapshots.build(self._desk.fold, ["incidents"]).incidents or []})
+        """Those of this life, and the ids of all bundles that are kept, newest first."""
+        kept = await asyncio.to_thread(self._desk.bundles.ids)
+        return _json({"incidents": self._incidents(), "bundles": kept})
 
     async def incident(self, request: web.Request) -> web.Response:
-        found = snapshots.build(self._desk.fold, ["incidents"]).incidents or []
-        for incident in found:
-            if incident.incident_id == request.match_info["id"]:
-                return _json(incident)
+        """One incident; `report` is its bundle, null as long as (or if) there is none."""
+        name = request.match_info["id"]
+        report = await asyncio.to_thread(self._desk.bundles.read, name)
+        for incident in self._incidents():
+            if incident.incident_id == name:
+                return _json({**msgspec.to_builtins(incident), "report": report})
+        if report is not None:  # of a life before this one
+            known = {field: getattr(report, field) for field in ("incident_id", "kind", "cause", "summary")}
+            return _json({**known, "report": report})
         raise ApiError(404, "no such incident is kept", code="incident_not_found")
+
+    def _incidents(self) -> list[Incident]:
+        return snapshots.build(self._desk.fold, ["incidents"]).incidents or []
 
     async def decisions(self, _: web.Request) -> web.Response:
         return _json({"decisions": snapshots.build(self._desk.fold, ["decisions"]).decisions or []})

@@ -38,6 +38,7 @@ VALUES: dict[Any, Any] = {
         kv_blocks=6,
         spec_depth=0,
     ),
+    tuple[events.RequestView, ...]: (events.RequestView(request_id="r", state="running"),),
     tuple[Clue, ...]: (Clue("leak", "against", "nothing grew"),),
     tuple[Knob, ...]: (Knob("--max-num-seqs", "lower it"),),
     MemoryFault | None: MemoryFault(requested_bytes=9, step=FailedStep(step=3), at=Reading(free_bytes=4)),
