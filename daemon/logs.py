@@ -1,5 +1,4 @@
-"""The log: a line an event on stderr, as text or JSON, with the ids of the request and its trace if there is one. No
-prompts, no keys."""
+"""The log: a line an event on stderr, as text or JSON, with the request's id if there is one. No prompts, no keys."""
 
 import json
 import logging
@@ -25,9 +24,8 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for name in ("request_id", "trace_id", "span_id"):
-            if value := getattr(record, name, ""):
-                line[name] = value
+        if request_id := getattr(record, "request_id", ""):
+            line["request_id"] = request_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.budget import Limits, Resolved
-from engine.request import Output, Request
+from engine.output import Output
+from engine.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

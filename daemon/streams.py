@@ -7,9 +7,11 @@ No task and no timer per token: a batch of outputs wakes each reader at most onc
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
-from engine.request import EngineFacts, FinishReason, Output
+import msgspec
+
+from engine.output import Output
+from engine.request import EngineFacts, FinishReason
 from telemetry.events import StepReport
 
 ENGINE_DIED = "engine_died"
@@ -105,7 +107,7 @@ class Stream:
 
 def joined(outputs: list[Output]) -> Output:
     """Several outputs of one choice as one: tokens in order, and the last one's end and stamp."""
-    return replace(
+    return msgspec.structs.replace(
         outputs[-1],
         tokens=tuple(token for output in outputs for token in output.tokens),
         logprobs=tuple(entry for output in outputs for entry in output.logprobs),
@@ -123,10 +125,6 @@ class StreamTable:
 
     def __len__(self) -> int:
         return len(self._live)
-
-    def ids(self) -> tuple[str, ...]:
-        """Of the live choices."""
-        return tuple(self._live)
 
     def open(self, request_id: str, sent_ns: int) -> Stream:
         if request_id in self._live:

@@ -1,30 +1,53 @@
-"""What becomes of sampled tokens: kept, or the end of the choice. Changes the sequence's tokens and nothing else.
-
-It must not know blocks, rows or other sequences. Enter at `accept`.
+"""What becomes of sampled tokens: kept, or the end of the choice. Changes the sequence's tokens, their stamps and
+count, and nothing else. It must not know blocks, rows or other sequences. Enter at `accept`.
 """
+
+from typing import NamedTuple
 
 from engine.plan import StepResult
 from engine.request import FinishReason, TokenLogprob
 from engine.sequence import Sequence
 
-Accepted = tuple[tuple[int, ...], FinishReason | None, int | None]  # tokens kept; why it ends; the token that ended it
 Logprobs = tuple[tuple[TokenLogprob, ...], tuple[TokenLogprob | None, ...]]  # of sampled tokens; of the prompt's
 NO_LOGPROBS: Logprobs = ((), ())
 
 
-def accept(sequence: Sequence, tokens: tuple[int, ...], most: int) -> Accepted:
-    """Append tokens until one ends the choice: one of its stop tokens (which is not part of the answer) once
-    `min_tokens` are there, or the last that fits into its length and into the `most` tokens there is room for."""
-    known, stops = sequence.tokens, sequence.stops
+class End(NamedTuple):
+    """Why a choice ends, which of the step's tokens it keeps, and the token that stopped it."""
+
+    reason: FinishReason
+    tokens: tuple[int, ...]
+    stop_token: int | None = None
+
+
+def accept(sequence: Sequence, tokens: tuple[int, ...], most: int, now_ns: int) -> End | None:
+    """Append the tokens; None, if none of them ends the choice. What ends it is one of its stop tokens (which is not
+    part of the answer) once `min_tokens` are there, or the last that fits into its length and into the `most` tokens
+    there is room for."""
+    known, end = sequence.tokens, None
     if most > sequence.max_len:
         most = sequence.max_len
+    if len(known) + len(tokens) >= most or not sequence.stops.isdisjoint(tokens):
+        end = _end(sequence, tokens, most)
+        tokens = end.tokens if end else tokens
+    if tokens or end:
+        sequence.last_token_ns = now_ns
+        if not sequence.first_token_ns:
+            sequence.first_token_ns = now_ns
+        sequence.unacked += len(tokens)
+        known += tokens
+    return end
+
+
+def _end(sequence: Sequence, tokens: tuple[int, ...], most: int) -> End | None:
+    """Where among `tokens`, which are not appended yet, the choice ends."""
+    stops, min_tokens = sequence.stops, sequence.request.sampling.min_tokens
     for index, token in enumerate(tokens):
-        if token in stops and sequence.output_len >= sequence.request.sampling.min_tokens:
-            return tokens[:index], FinishReason.STOP, token
-        known.append(token)
-        if len(known) >= most:
-            return tokens[: index + 1], FinishReason.LENGTH, None
-    return tokens, None, None
+        if token in stops and sequence.output_len + index >= min_tokens:
+            return End(FinishReason.STOP, tokens[:index], token)
+        if len(sequence.tokens) + index + 1 >= most:
+            return End(FinishReason.LENGTH, tokens[: index + 1])
+    return None
 
 
 def logprobs_of(sequence: Sequence, start: int, result: StepResult, index: int) -> Logprobs:

@@ -4,10 +4,10 @@ Collects rows that begin, end and advance, and why. It must not decide anything 
 outlives its step. Enter at `grant` and `build`.
 """
 
+from collections.abc import Iterable
+
 from engine.plan import Admission, PlanWhy, Preemption, RowInit, SeqSlice, StepPlan
 from engine.sequence import Sequence
-
-Grant = tuple[Sequence, SeqSlice]
 
 
 class PlanBuilder:
@@ -15,7 +15,7 @@ class PlanBuilder:
     and reaches the device with the next plan."""
 
     def __init__(self) -> None:
-        self.grants: dict[int, Grant] = {}  # by row
+        self.grants: dict[Sequence, SeqSlice] = {}
         self._inits: list[RowInit] = []
         self._admissions: list[Admission] = []
         self._released: list[int] = []
@@ -29,10 +29,14 @@ class PlanBuilder:
     def grant(self, sequence: Sequence, count: int, new_blocks: tuple[int, ...] = ()) -> None:
         """The next `count` positions; a token is sampled if that reaches the end of what is known."""
         start = sequence.computed
-        self.grants[sequence.row] = (
-            sequence,
-            SeqSlice(sequence.row, start, count, new_blocks, start + count == len(sequence.tokens)),
-        )
+        sample = start + count == len(sequence.tokens)
+        self.grants[sequence] = SeqSlice(sequence.row, start, count, new_blocks, sample)
+
+    def grant_last(self, sequences: Iterable[Sequence]) -> None:
+        """The same for many at once that have blocks for the one position that they need."""
+        grants = self.grants
+        for one in sequences:
+            grants[one] = SeqSlice(one.row, one.computed, 1, (), True)
 
     def admit(self, sequence: Sequence, admission: Admission) -> None:
         self._inits.append(
@@ -47,10 +51,10 @@ class PlanBuilder:
         )
         self._admissions.append(admission)
 
-    def release(self, row: int) -> None:
-        """The row ends, and with it what it was granted in this step."""
-        self._released.append(row)
-        self.grants.pop(row, None)
+    def release(self, sequence: Sequence) -> None:
+        """Its row ends, and with it what it was granted in this step."""
+        self._released.append(sequence.row)
+        self.grants.pop(sequence, None)
 
     def preempted(self, preemption: Preemption) -> None:
         self._preempted.append(preemption)
@@ -63,10 +67,9 @@ class PlanBuilder:
         waiting: tuple[int, int, int],
     ) -> StepPlan:
         """The plan. `waiting`: how many wait for capacity, for KV blocks, and for tokens of a step."""
-        grants = self.grants.values()
         return StepPlan(
             step=step,
-            slices=tuple([piece for _, piece in grants]),
+            slices=tuple(self.grants.values()),
             admitted=tuple(self._inits),
             released=tuple(self._released),
             copies=copies,
@@ -78,12 +81,11 @@ class PlanBuilder:
         """Count the grants by kind: what was computed before is recomputation; of the rest, what comes before the
         first token is prefill and what comes after it is decode."""
         prefill_rows = prefill_tokens = decode_rows = decode_tokens = recompute_tokens = context_tokens = 0
-        for sequence, piece in self.grants.values():
-            count, end = piece.count, piece.start + piece.count
-            context_tokens += end
-            again = 0
+        for sequence, piece in self.grants.items():
+            count, again = piece.count, 0
+            context_tokens += piece.start + count
             if piece.start < sequence.recompute_until:
-                again = min(end, sequence.recompute_until) - piece.start
+                again = min(count, sequence.recompute_until - piece.start)
                 recompute_tokens += again
             if sequence.first_token_ns and not again:
                 decode_rows += 1

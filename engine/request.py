@@ -1,4 +1,4 @@
-"""Request, SamplingParams, Output: what goes into the engine and what comes out, immutable.
+"""Request, SamplingParams, EngineFacts: what goes into the engine and what is known at the end, immutable.
 
 Plain dataclasses, so that the device plane can read SamplingParams on a machine without msgspec; `engine.wire`
 encodes them. It must not know the scheduler, the device or HTTP.
@@ -73,8 +73,7 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """What the engine knows of a choice at its end. Stages in ns are the engine's part of the timeline's partition:
-    queue + prefill + prefill_wait + decode + preempted = emitted_ns - received_ns. `pieces` are these stages in the
-    order in which they passed, as (stage, ns, tokens computed), a prefill chunk each; none if there were too many."""
+    queue + prefill + prefill_wait + decode + preempted = emitted_ns - received_ns."""
 
     received_ns: int
     emitted_ns: int
@@ -87,30 +86,9 @@ class EngineFacts:
     decode_ns: int = 0
     preempted_ns: int = 0
     decode_stall_ns: int = 0
-    pieces: tuple[tuple[str, int, int], ...] = ()
     cached_tokens: int = 0
     prefill_chunks: int = 0
     preemptions: int = 0
     preempted_tokens: int = 0
     kv_blocks: int = 0
     kv_tail_slots: int = 0
-
-
-@dataclass(slots=True)
-class Output:
-    """New tokens of one choice, or its end, or both. The last Output of a choice has `finish` and `facts`.
-
-    Never changed once made. (Not declared frozen or keyword-only, since one is made for every row in every step: that
-    takes five times as long frozen, and three times as long by keywords.)
-    """
-
-    request_id: str
-    tokens: tuple[int, ...] = ()
-    at_ns: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    finish: FinishReason | None = None
-    stop_token: int | None = None  # the token that stopped it; not in `tokens`
-    error_code: str = ""
-    error: str = ""
-    facts: EngineFacts | None = None

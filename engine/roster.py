@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from engine import policy
 from engine.kv.space import Found, KvSpace
+from engine.output import Output
 from engine.plan import Admission, Preemption
 from engine.plan_builder import PlanBuilder
-from engine.request import FinishReason, Output, Request, TokenLogprob
+from engine.request import FinishReason, Request, TokenLogprob
 from engine.sequence import Sequence, State
 from engine.waiting import LazyHeap, WaitingQueue
 
@@ -180,7 +181,7 @@ class Roster:
     def _leave_row(self, sequence: Sequence) -> None:
         del self.running[sequence.row]
         self._free_rows.append(sequence.row)
-        self.next.release(sequence.row)
+        self.next.release(sequence)
         sequence.row = -1
         self._kv.close(sequence)
 

@@ -10,16 +10,17 @@ Enter at `plan` and `commit`. `computed` moves in commit alone, so a step that f
 from collections.abc import Iterable, Mapping
 
 from engine import policy
-from engine.acceptance import NO_LOGPROBS, Accepted, accept, logprobs_of
+from engine.acceptance import NO_LOGPROBS, accept, logprobs_of
 from engine.budget import Limits, Resolved
 from engine.errors import ContextTooLong, DeadlineExceeded
 from engine.kv.pool import BlockPool
 from engine.kv.prefix import NoPrefixCache, PrefixCache, Prefixes
 from engine.kv.space import KvSpace
-from engine.plan import StepPlan, StepResult
-from engine.plan_builder import Grant, PlanBuilder
+from engine.output import Output
+from engine.plan import SeqSlice, StepPlan, StepResult
+from engine.plan_builder import PlanBuilder
 from engine.report import StateFacts
-from engine.request import FinishReason, Output, Request, TokenLogprob
+from engine.request import FinishReason, Request
 from engine.roster import Roster
 from engine.sequence import Sequence, SequenceView, State
 
@@ -40,7 +41,7 @@ class Scheduler:
         self._kv = KvSpace(self._pool, prefixes, size)
         self._credit = output_credit
         self._roster = Roster(self._kv, resolved.rows, output_credit)
-        self._flight: list[Grant] | None = None  # what the plan that is out granted; None = no plan is out
+        self._flight: dict[Sequence, SeqSlice] | None = None  # what the plan that is out granted; None = no plan is out
         self._ended: list[Output] = []  # ends that happened while planning; handed out by the next commit
         self._step = 0
         self._granted_tokens = 0  # in all steps: the clock of engine/policy.py
@@ -128,7 +129,7 @@ class Scheduler:
         while not roster.next.grants and any(blocked[:2]) and self._preempt_stalled(now_ns):
             blocked = self._grant_others(left, [], now_ns)
         plan = roster.next.build(self._step, self._kv.take_copies(), discarded, blocked)
-        self._flight = list(roster.next.grants.values())
+        self._flight = roster.next.grants
         roster.next = PlanBuilder()
         return plan
 
@@ -142,24 +143,38 @@ class Scheduler:
         size = self._kv.block_size
         room = self._pool.capacity * size + 1  # tokens of one sequence: the newest has no KV yet
         asked = result.logprobs or result.prompt_logprobs
-        for index, ((sequence, piece), tokens) in enumerate(zip(flight, result.tokens, strict=True)):
-            if sequence.state is not State.RUNNING:  # cancelled while the step ran
+        running = State.RUNNING
+        for index, ((sequence, piece), tokens) in enumerate(zip(flight.items(), result.tokens, strict=True)):
+            if sequence.state is not running:  # cancelled while the step ran
                 continue
             sequence.computed = computed = piece.start + piece.count
             if computed // size > sequence.named_blocks:
                 self._kv.name_full(sequence)
             if not sequence.first_token_ns:
                 sequence.prefill_chunks += 1
-                sequence.watch.lap(now_ns, piece.count)
                 if sequence.followers and sequence.pending <= 1:
                     self._roster.release_followers(sequence)
             logprobs, echoed = logprobs_of(sequence, piece.start, result, index) if asked else NO_LOGPROBS
-            if tokens or echoed:
-                outputs.append(self._output(sequence, accept(sequence, tokens, room), logprobs, echoed, now_ns))
+            if not (tokens or echoed):
+                pass
+            elif (end := accept(sequence, tokens, room, now_ns)) is None:
+                outputs.append(Output(sequence.request.id, tokens, now_ns, logprobs, echoed))
+            else:
+                outputs.append(
+                    self._roster.finish(
+                        sequence,
+                        end.reason,
+                        now_ns,
+                        tokens=end.tokens,
+                        logprobs=logprobs[: len(end.tokens)],
+                        prompt_logprobs=echoed,
+                        stop_token=end.stop_token,
+                    )
+                )
             if sequence.watch.stage != "decode":
                 sequence.watch.enter(sequence.stage_computing(), now_ns)
         if flight:
-            self._granted_tokens += sum([piece.count for _, piece in flight])
+            self._granted_tokens += sum([piece.count for piece in flight.values()])
             self._token_cap *= 2
             if self._token_cap >= self._limits.max_num_batched_tokens:
                 self._token_cap = 0
@@ -241,26 +256,22 @@ class Scheduler:
     def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences that may be granted something: those that need one position, and the others."""
         credit = self._credit
-        ones: list[Sequence] = []
-        others: list[Sequence] = []
-        for sequence in self._roster.running.values():
-            if sequence.unacked < credit:
-                (ones if len(sequence.tokens) - sequence.computed == 1 else others).append(sequence)
-        return ones, others
+        ready = [one for one in self._roster.running.values() if one.unacked < credit]
+        ones = [one for one in ready if len(one.tokens) - one.computed == 1]
+        return ones, [one for one in ready if one.pending != 1] if len(ones) < len(ready) else []
 
     def _grant_ones(self, ones: list[Sequence], budget: int, now_ns: int) -> None:
         """One position each. If the budget is too small for all, those that got something go to the end."""
         size, builder, running = self._kv.block_size, self._roster.next, self._roster.running
-        for sequence in ones[:budget]:
-            if sequence.state is not State.RUNNING:  # preempted a moment ago, for an older one
-                continue
-            if sequence.computed < len(sequence.blocks) * size:
-                builder.grant(sequence, 1)
-            elif self._make_room(sequence, now_ns):
+        chosen = ones[:budget]
+        full = [one for one in chosen if one.computed == len(one.blocks) * size]
+        easy = [one for one in chosen if one.computed < len(one.blocks) * size] if full else chosen
+        for sequence in full:  # first, since this may preempt others
+            if sequence.state is State.RUNNING and self._make_room(sequence, now_ns):
                 builder.grant(sequence, 1, (self._kv.grow(sequence),))
-            else:
-                continue
-            if len(ones) > budget:
+        builder.grant_last([one for one in easy if one.state is State.RUNNING] if full else easy)
+        if len(ones) > budget:
+            for sequence in builder.grants:
                 running[sequence.row] = running.pop(sequence.row)
 
     def _make_room(self, sequence: Sequence, now_ns: int) -> bool:
@@ -350,30 +361,3 @@ class Scheduler:
             return
         why = self._refusal(sequence)
         self._ended.append(self._roster.finish(sequence, FinishReason.ERROR, now_ns, code=ContextTooLong.code, why=why))
-
-    def _output(
-        self,
-        sequence: Sequence,
-        accepted: Accepted,
-        logprobs: tuple[TokenLogprob, ...],
-        prompt_logprobs: tuple[TokenLogprob | None, ...],
-        now_ns: int,
-    ) -> Output:
-        """What the reader gets of this step; the end of the sequence if it ends here."""
-        tokens, finish, stop_token = accepted
-        if tokens or finish is not None:
-            sequence.last_token_ns = now_ns
-            if not sequence.first_token_ns:
-                sequence.first_token_ns = now_ns
-            sequence.unacked += len(tokens)
-        if finish is None:
-            return Output(sequence.request.id, tokens, now_ns, logprobs, prompt_logprobs)
-        return self._roster.finish(
-            sequence,
-            finish,
-            now_ns,
-            tokens=tokens,
-            logprobs=logprobs[: len(tokens)],
-            prompt_logprobs=prompt_logprobs,
-            stop_token=stop_token,
-        )

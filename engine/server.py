@@ -18,7 +18,8 @@ from engine.budget import Limits, Resolved
 from engine.errors import ConfigError, EngineFault
 from engine.loop import Engine
 from engine.outbox import Outbox
-from engine.request import EngineFacts, FinishReason, Output, Request
+from engine.output import Output
+from engine.request import EngineFacts, FinishReason, Request
 from telemetry import probe
 from telemetry.events import EngineStatus, LimitsView
 
@@ -89,7 +90,6 @@ class Server:
         """Until a Drain is complete or a Shutdown came. Returns the exit code."""
         while not self._over:
             self._beat()
-            self._engine.idle()
             for frame in self._link.received(self._patience_ms()):
                 self._receive(frame)
             if self._engine.has_work:

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from engine.budget import Limits, Resolved
-from engine.request import Output, Request
+from engine.output import Output
+from engine.request import Request
 from telemetry.events import AnyEvent, Event
 
 
@@ -25,8 +26,6 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: str
     engine_id: str
     daemon_pid: int
-    pulse_fd: int = -1  # inherited: engine/pulse.py; -1 = none
-    stacks_fd: int = -1  # inherited: where SIGUSR1 has the stacks of all threads written; -1 = nowhere
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from daemon.api.errors import ApiError, from_outcome
 from daemon.api.textport import Detokenizer, Stops, TextPort
 from daemon.port import OutputStream
-from engine.request import EngineFacts, FinishReason, Output, Request, TokenLogprob
+from engine.output import Output
+from engine.request import EngineFacts, FinishReason, Request, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

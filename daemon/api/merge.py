@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from daemon.api.choice import Choice
-from engine.request import Output
+from engine.output import Output
 
 Ready = Sequence[tuple[int, Choice]]
 

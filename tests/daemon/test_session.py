@@ -12,8 +12,9 @@ import pytest
 from daemon.streams import ENGINE_DIED
 from engine.config import EngineConfig
 from engine.errors import ConfigError, CorruptModel, DoesNotFit, EngineFault, ModelError
+from engine.output import Output
 from engine.process import RING
-from engine.request import EngineFacts, FinishReason, Output
+from engine.request import EngineFacts, FinishReason
 from telemetry.events import EngineEnded, EngineStarted, EngineStatus, StepReport, decode
 from telemetry.recorder import previous, read_ring
 from tests.fakes.runner import lone_run

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from daemon.streams import StreamTable
-from engine.request import EngineFacts, FinishReason, Output, TokenLogprob
+from engine.output import Output
+from engine.request import EngineFacts, FinishReason, TokenLogprob
 from telemetry.events import StepReport
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(10)]

@@ -11,8 +11,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import EngineFault
 from engine.loop import Engine
+from engine.output import Output
 from engine.plan import StepPlan, StepResult
-from engine.request import FinishReason, Output, Request
+from engine.request import FinishReason, Request
 from engine.scheduler import Scheduler
 from telemetry.events import Event, Incident, StepReport
 from tests.fakes.engine_main import FaultyRunner, fake_resolved, options

@@ -14,7 +14,8 @@ import zmq
 
 from engine import wire
 from engine.config import EngineConfig
-from engine.request import FinishReason, Output
+from engine.output import Output
+from engine.request import FinishReason
 from tests.fakes.engine_main import argv
 from tests.fakes.sessions import request
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from engine import wire
 from engine.outbox import Outbox
+from engine.output import Output
 from engine.plan import PlanWhy, StepPlan
 from engine.report import StallMeter, merged
-from engine.request import EngineFacts, FinishReason, Output, Request, SamplingParams, TokenLogprob
+from engine.request import EngineFacts, FinishReason, Request, SamplingParams, TokenLogprob
 from telemetry.events import EngineStatus, Incident, LimitsView, StepReport
 
 OUTPUT = Output(

@@ -15,7 +15,8 @@ from daemon.port import EngineView, OutputStream
 from daemon.streams import Stream, StreamTable
 from engine.budget import Limits, Resolved
 from engine.errors import EngineFault
-from engine.request import EngineFacts, FinishReason, Output, Request, TokenLogprob
+from engine.output import Output
+from engine.request import EngineFacts, FinishReason, Request, TokenLogprob
 from tests.fakes.text import EOS
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from engine.budget import Limits, Resolved
 from engine.errors import OutOfMemory
+from engine.output import Output
 from engine.plan import StepPlan
-from engine.request import Output, Request, SamplingParams
+from engine.request import Request, SamplingParams
 from engine.scheduler import Scheduler
 from tests.fakes.runner import FakeRunner
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from daemon.port import OutputStream
 from daemon.session import EngineSession
 from engine.config import EngineConfig
-from engine.request import Output, Request, SamplingParams
+from engine.output import Output
+from engine.request import Request, SamplingParams
 from telemetry.events import Event
 from tests.fakes.engine_main import argv as fake_argv
 
@@ -40,7 +41,6 @@ async def session(
     argv: Sequence[str] = (),
     real: bool = False,
     seconds: float = 20.0,
-    progress_deadline_s: float = 60.0,
     **faults: object,
 ) -> AsyncIterator[Running]:
     """A session over a fake engine (`argv`: another; `real`: the real one), ended at the end whatever happens."""
@@ -51,7 +51,6 @@ async def session(
         events.append,
         argv=None if real else argv or fake_argv(**faults),  # type: ignore[arg-type]
         backoff_s=(0.05, 0.1),
-        progress_deadline_s=progress_deadline_s,
     )
     await made.start()
     try:

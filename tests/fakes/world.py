@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.budget import Limits
+from engine.output import Output
 from engine.plan import StepPlan
-from engine.request import FinishReason, Output, Request
+from engine.request import FinishReason, Request
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, State
 from tests.fakes.runner import lone_run

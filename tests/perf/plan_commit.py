@@ -15,6 +15,7 @@ TITLE = "Plan + commit, 256 sequences running"
 PROMISE = "at most 1 ms a step, and not growing with 10,000 waiting"
 ROWS = 256
 PROMPT = 64
+BLOCK = 16
 _STEP_NS = 10_000_000
 
 
@@ -25,27 +26,30 @@ def answered(plan: StepPlan) -> StepResult:
 
 def timed_steps(waiting: int, steps: int) -> list[dict[str, Any]]:
     """Decode steps of a full house, each with its times in ns. Nobody ends, so the queue stays as it is."""
-    resolved = ceilings(rows=ROWS, kv_blocks=ROWS * 64, block_size=16, step_tokens=8192, max_model_len=4096)
+    resolved = ceilings(rows=ROWS, kv_blocks=ROWS * 64, block_size=BLOCK, step_tokens=ROWS * 128, max_model_len=4096)
     scheduler = Scheduler(resolved, widest(resolved), output_credit=1 << 30)
-    requests: list[Request] = [request(f"r{i}", PROMPT, tokens=3000) for i in range(ROWS + waiting)]
-    now = 1
-    scheduler.add(requests, now)
-    rows: list[dict[str, Any]] = []
+    requests: list[Request] = [request(f"r{i}", PROMPT + i % BLOCK, tokens=3000) for i in range(ROWS + waiting)]
+    scheduler.add(requests[:ROWS], 1)
+    timed_step(scheduler, 1)  # all prompts at once
+    scheduler.add(requests[ROWS:], 1)
     gc.collect()
     gc.freeze()  # as the engine process does not hold the test's 10,000 requests
-    while len(rows) < steps:
-        now += _STEP_NS
-        began = time.perf_counter_ns()
-        plan = scheduler.plan(now)
-        planned = time.perf_counter_ns()
-        result = answered(plan)
-        computed = time.perf_counter_ns()
-        scheduler.commit(result, now)
-        committed = time.perf_counter_ns()
-        if len(plan.slices) == ROWS and all(piece.count == 1 for piece in plan.slices):
-            rows.append({"waiting": waiting, "plan_ns": planned - began, "commit_ns": committed - computed})
+    rows = [{"waiting": waiting, **timed_step(scheduler, (1 + i) * _STEP_NS)} for i in range(steps)]
     gc.unfreeze()
+    assert all(row.pop("tokens") == ROWS for row in rows), "not every step was one token for each"
     return rows
+
+
+def timed_step(scheduler: Scheduler, now_ns: int) -> dict[str, Any]:
+    """One step and what it took."""
+    began = time.perf_counter_ns()
+    plan = scheduler.plan(now_ns)
+    planned = time.perf_counter_ns()
+    result = answered(plan)
+    computed = time.perf_counter_ns()
+    scheduler.commit(result, now_ns)
+    committed = time.perf_counter_ns()
+    return {"plan_ns": planned - began, "commit_ns": committed - computed, "tokens": plan.tokens}
 
 
 def run(quick: bool) -> Findings:

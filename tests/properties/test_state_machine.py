@@ -164,7 +164,7 @@ def _no_progress(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "symptom"),
     [
-        (_double_free, "references are lost|wrong KV|active"),
+        (_double_free, "references are lost|wrong KV|active|does not hold it"),
         (_lost_reference, "references are lost|left blocks behind"),
         (_budget_off_by_one, "overdrawn|its share|more tokens"),
         (_starvation, "starves"),
@@ -174,5 +174,5 @@ def _no_progress(patch: pytest.MonkeyPatch) -> None:
 def test_a_planted_bug_is_caught(plant: Any, symptom: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     quick = settings(_SETTINGS, phases=[Phase.generate], report_multiple_bugs=False)
-    with pytest.raises(AssertionError, match=symptom):
+    with pytest.raises((AssertionError, ValueError), match=symptom):  # ValueError: the pool sees it itself
         run_state_machine_as_test(EngineMachine, settings=quick)

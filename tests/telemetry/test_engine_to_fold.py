@@ -5,7 +5,7 @@ import random
 from engine import wire
 from engine.loop import Engine
 from engine.outbox import Outbox
-from engine.request import Output
+from engine.output import Output
 from engine.scheduler import Scheduler
 from telemetry.bus import Bus
 from telemetry.events import STEP_PHASES, Event
