@@ -15,7 +15,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from daemon.admission import FrontDoor
 from daemon.api.errors import ApiError
-from daemon.api.openai import REQUEST_ID, error_response
+from daemon.api.openai import REQUEST_ID, TRACE, error_response
+from daemon.api.record import log_ids
 
 log = logging.getLogger("inferd.api")
 
@@ -65,7 +66,9 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     except (ConnectionResetError, web.GracefulExit):
         raise
     except Exception:
-        log.exception("a handler failed", extra={"request_id": request[REQUEST_ID]})
+        trace = request.get(TRACE)
+        ids = {"request_id": request[REQUEST_ID]} if trace is None else log_ids(request[REQUEST_ID], trace)
+        log.exception("a handler failed", extra=ids)
         return error_response(ApiError(500, "internal error: see the daemon's log", code="internal_error"))
 
 
@@ -97,9 +100,13 @@ def _headers(door: FrontDoor) -> Callable[[web.Request, web.StreamResponse], Awa
         request_id = request.get(REQUEST_ID)
         if request_id is not None:
             response.headers["X-Request-Id"] = request_id
+        trace = request.get(TRACE)
+        if trace is not None:
+            response.headers["traceresponse"] = trace.response
         origin = request.headers.get("Origin")
         if origin is not None and door.allows_origin(origin):  # nobody is, unless the operator said so
             response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, traceresponse"
             response.headers["Vary"] = "Origin"
 
     return add

@@ -30,12 +30,18 @@ from engine import threads as engine_threads
 from engine import wire
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DoesNotFit, EngineFault, InferdError, ModelError, OutOfMemory
+from engine.pulse import Beat, Pulse
 from telemetry import probe
 from telemetry.events import Event
 
 log = logging.getLogger("inferd.engine")
 
 _LAST_LINES = 40
+_KILLED_HERE = {
+    "killed": "killed by the daemon, as it did not end by itself",
+    "wedged": "killed by the daemon, as it made no progress",
+}
+_MOST_STACK_BYTES = 1 << 20
 _TELEMETRY_POLL_MS = 100
 _ENDPOINT_BYTES = 100  # of the 108 that a unix socket's path may have
 
@@ -50,26 +56,30 @@ class Death:
     orderly: bool = False
     fault: wire.Fault | None = None
     last_lines: tuple[str, ...] = ()
+    oom_kills: int | None = None  # by how many the kernel's counter has moved; None: nobody counts
+    killed_here: bool = False
+    phase: str = ""  # what it was last seen at
 
     @classmethod
     def of(
         cls,
         exit_code: int,
         *,
-        oom_kills: int = 0,
+        oom_kills: int | None = None,
         said_its_end: bool = False,
-        killed_here: bool = False,
+        killed_here: str = "",
+        phase: str = "",
         fault: wire.Fault | None = None,
         last_lines: tuple[str, ...] = (),
     ) -> "Death":
-        """Tell a kill from a crash from an orderly end. `oom_kills`: by how many the kernel's counter has moved."""
+        """Tell a kill from a crash from an orderly end. `killed_here`: the cause for which the daemon killed it."""
         orderly = said_its_end and exit_code == 0
         cause, detail = "crash", f"exit code {exit_code}"
         if orderly:
             cause, detail = "drained", "it finished its work"
         elif exit_code == -signal.SIGKILL and killed_here:
-            cause, detail = "killed", "killed by the daemon, as it did not end by itself"
-        elif exit_code == -signal.SIGKILL and oom_kills > 0:
+            cause, detail = killed_here, _KILLED_HERE[killed_here]
+        elif exit_code == -signal.SIGKILL and oom_kills:
             cause, detail = "oom_killed", "killed by the kernel: out of memory"
         elif exit_code == -signal.SIGKILL:
             cause, detail = "killed", "killed (SIGKILL)"
@@ -80,7 +90,17 @@ class Death:
             detail = fault.message
         elif last_lines:
             detail += f", last words: {last_lines[-1]}"
-        return cls(cause=cause, detail=detail, exit_code=exit_code, orderly=orderly, fault=fault, last_lines=last_lines)
+        return cls(
+            cause=cause,
+            detail=detail,
+            exit_code=exit_code,
+            orderly=orderly,
+            fault=fault,
+            last_lines=last_lines,
+            oom_kills=oom_kills,
+            killed_here=bool(killed_here),
+            phase=phase,
+        )
 
     def error(self) -> InferdError:
         """The same as an error for whoever waits for the engine."""
@@ -115,11 +135,14 @@ class EngineLife:
         self._descriptor = int(self._commands.getsockopt(zmq.FD))
         self._loop = asyncio.get_running_loop()
         self._process: asyncio.subprocess.Process | None = None
+        self._pulse = Pulse.create()
+        self._stacks = os.memfd_create("inferd-stacks", os.MFD_CLOEXEC)
         self._exited = asyncio.Event()
         self._over = threading.Event()
-        self._killed_here = False
+        self._killed_here = ""  # the cause for which we did
         self._ended = False
         self._fault: wire.Fault | None = None
+        self._last_beat = Beat(0, 0, "loading", 0)
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
 
     async def run(self, argv: Sequence[str] | None = None, env: dict[str, str] | None = None) -> Death:
@@ -141,9 +164,10 @@ class EngineLife:
             await self._close(reader)
         return Death.of(
             exit_code,
-            oom_kills=_oom_kills() - kills_before,
+            oom_kills=_moved(kills_before, _oom_kills()),
             said_its_end=self._ended,
             killed_here=self._killed_here,
+            phase=self._last_beat.phase,
             fault=self._fault,
             last_lines=tuple(self._last_lines),
         )
@@ -171,9 +195,22 @@ class EngineLife:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def kill(self) -> None:
+    def beat(self) -> Beat:
+        """The engine's pulse. Safe from any thread; after its end the last one."""
+        with contextlib.suppress(ValueError):
+            self._last_beat = self._pulse.read()
+        return self._last_beat
+
+    def read_stacks(self) -> str:
+        """All that the engine has written of its stacks (on SIGUSR1) so far."""
+        try:
+            return os.pread(self._stacks, _MOST_STACK_BYTES, 0).decode(errors="replace")
+        except OSError:  # closed: its life is over
+            return ""
+
+    def kill(self, cause: str = "killed") -> None:
         """SIGKILL, if it still runs; also takes effect on a process that is only being started."""
-        self._killed_here = True
+        self._killed_here = cause
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -185,6 +222,7 @@ class EngineLife:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=env if env is not None else self._environment(),
+            pass_fds=(self._pulse.descriptor, self._stacks),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -202,6 +240,8 @@ class EngineLife:
             telemetry=f"ipc://{self._directory}/t",
             engine_id=self.engine_id,
             daemon_pid=os.getpid(),
+            pulse_fd=self._pulse.descriptor,
+            stacks_fd=self._stacks,
         )
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it died already: its exit says more
@@ -267,12 +307,20 @@ class EngineLife:
         self._commands.close(linger=0)
         self._telemetry.close(linger=0)
         self._context.term()
+        self.beat()  # its last one
+        self._pulse.close()
+        os.close(self._stacks)
+        self._stacks = -1
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _oom_kills() -> int:
-    """Processes of our control group that were killed for memory, so far; 0 where nobody counts."""
-    return probe.cgroup().oom_kills or 0
+def _oom_kills() -> int | None:
+    """Processes of our control group that were killed for memory, so far; None where nobody counts."""
+    return probe.cgroup().oom_kills
+
+
+def _moved(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else now - before
 
 
 def sweep(runtime_dir: Path) -> None:

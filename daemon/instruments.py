@@ -3,29 +3,38 @@
 Owns their wiring. It must not know requests or the engine. Enter at `Instruments`, a context manager.
 """
 
+import asyncio
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from daemon.port import EngineView
+from engine.errors import InferdError
 from telemetry import probe
+from telemetry.bundle import FOLDER, Folder
 from telemetry.bus import Bus, Sink
-from telemetry.events import Event, RequestRecord
+from telemetry.events import Event, Incident, RequestRecord, StateChanged
 from telemetry.exposition import Exposition
 from telemetry.feed import Feed
 from telemetry.fold import Fold
 from telemetry.journal import Journal
 from telemetry.metric import Outside
-from telemetry.otlp import traces_from
+from telemetry.otlp import metrics_from, traces_from
+from telemetry.postmortem import Casebook, Note, previous_life
 from telemetry.recorder import Recorder
+from telemetry.sampling import Head
 from telemetry.snapshot import Views
 
 _RING_NAME = "daemon.ring"
+_ENGINE_RING_NAME = "engine.ring"
 _JOURNAL_NAME = "journal.jsonl"
-_TRACE_PACE_SECONDS = 1.0  # an export costs a round trip: gather records for it
+_PACE_SECONDS = 1.0  # of what leaves the machine: an export costs a round trip, so records are gathered for it
 _CATCH_UP_SECONDS = 0.05  # a reader waits at most so long for the fold to have what was published before
 
 
@@ -34,37 +43,88 @@ class Instruments:
 
     def __init__(self, model: str, state_dir: Path, version: str) -> None:
         self._versions = {"inferd": version, "python": platform.python_version(), "system": platform.platform()}
-        self._recorder = Recorder.open(state_dir / _RING_NAME, "daemon")
+        ring, engine_ring = state_dir / _RING_NAME, state_dir / _ENGINE_RING_NAME
+        note = Note(oom_kills=probe.cgroup().oom_kills, boot_id=probe.boot_id(), versions=self._versions)
+        before = previous_life(ring, engine_ring, note)
+        self._recorder = Recorder.open(ring, "daemon", note=note.encode())
         self.fold = Fold(model)
+        self.bundles = Folder(state_dir / FOLDER)
+        casebook = Casebook(self.bundles, self.fold, engine_ring, self._versions, self._catch_up)
+        self._case_sizes = casebook.sizes
         self.feed = Feed()
+        self._head = Head.from_environ(os.environ)
         self._traces = traces_from(version)
+        self._metrics = metrics_from(version)
         sinks: dict[str, Sink] = {
             "fold": self.fold.take,
             "feed": self.feed.take,
             "journal": Journal(state_dir / _JOURNAL_NAME).take,
+            "bundle": casebook.take,
         }
+        pace: dict[str, float] = {}
+        wants: dict[str, tuple[type[Event], ...]] = {"bundle": casebook.wants}
         if self._traces is not None:
-            sinks["trace"] = self._traces.take
-        pace = {"trace": _TRACE_PACE_SECONDS} if self._traces is not None else None
-        self._bus = Bus(self._recorder, sinks, pace=pace)
+            sinks["trace"], pace["trace"], wants["trace"] = self._traces.take, _PACE_SECONDS, self._traces.wants
+        if self._metrics is not None:
+            sinks["otlp_metrics"], pace["otlp_metrics"] = self._metrics.take, _PACE_SECONDS
+            wants["otlp_metrics"] = self._metrics.wants
+        self._bus = Bus(self._recorder, sinks, pace=pace, wants=wants)
         self._exposition = Exposition(
             self.fold, outside=self._outside, build={"version": version, "python": self._versions["python"]}
         )
         self._more_sizes: Callable[[], Mapping[str, int]] = dict
-        self.publish: Callable[[Event], None] = self._bus.publish
+        self._progress_age_ns: Callable[[], int | None] = lambda: None
+        if before is not None:
+            casebook.keep(before)
+            self.publish(before.incident)
 
     def __enter__(self) -> "Instruments":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        crash = error is not None and not _orderly(error)
+        if crash:
+            self.publish(StateChanged(at_ns=time.monotonic_ns(), state="stopped", why=f"{type(error).__name__}"))
         self._bus.close()
-        if self._traces is not None:
-            self._traces.close()
-        self._recorder.close(clean=kind is None)
+        for sender in (self._traces, self._metrics):
+            if sender is not None:
+                sender.close()
+        self._recorder.close(clean=not crash)
+
+    def publish(self, event: Event) -> None:
+        """Record now, deliver soon. An incident is told where its bundle will lie."""
+        if isinstance(event, Incident) and not event.bundle:
+            event = msgspec.structs.replace(event, bundle=str(self.bundles.file(event.incident_id)))
+        self._bus.publish(event)
+
+    def abandon(self) -> None:
+        """The process is about to leave without cleaning up, because somebody told it to: not a case for forensics."""
+        self._recorder.close(clean=True)
 
     def ask_sizes(self, sizes: Callable[[], Mapping[str, int]]) -> None:
         """Where the sizes of the other rooms' queues and maps come from; safe from any thread."""
         self._more_sizes = sizes
+
+    def ask_progress(self, age_ns: Callable[[], int | None]) -> None:
+        """Where the age of the engine's last sign of life comes from; safe from any thread."""
+        self._progress_age_ns = age_ns
+
+    def sampled(self, trace_id: str, parent: bool | None) -> bool:
+        """Whether a request's trace is kept, given its caller's decision. Without an exporter it is the caller's
+        alone: an exemplar must not point to a trace that exists nowhere."""
+        if self._traces is None or self._traces.level == "off":
+            return bool(parent)
+        return self._head.decide(trace_id, parent)
+
+    @property
+    def trace_level(self) -> str | None:
+        """One of telemetry.trace.LEVELS; None if traces are sent nowhere."""
+        return None if self._traces is None else self._traces.level
+
+    def set_trace_level(self, level: str) -> None:
+        """From the next record on; safe from any thread. Does nothing if traces are sent nowhere."""
+        if self._traces is not None:
+            self._traces.level = level
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The metrics: body and content type."""
@@ -84,7 +144,7 @@ class Instruments:
             engine_why=engine.why or None,
             daemon_resident_bytes=probe.resident_bytes(),
             daemon_sizes=self._sizes(),
-            dropped=self._bus.dropped(),
+            dropped=self._dropped(),
             versions=self._versions,
             config=config,
         )
@@ -94,12 +154,25 @@ class Instruments:
 
     def _outside(self) -> Outside:
         return Outside(
-            dropped=self._bus.dropped(),
+            dropped=self._dropped(),
             sizes=self._sizes(),
             resident_bytes=probe.resident_bytes(),
             cpu_seconds=probe.cpu_seconds(os.getpid()),
+            progress_age_ns=self._progress_age_ns(),
         )
+
+    def _dropped(self) -> dict[str, int]:
+        lost = self._bus.dropped()
+        if self._metrics is not None:
+            lost["otlp_metrics"] += self._metrics.failed_exports
+        return lost
 
     def _sizes(self) -> dict[str, int]:
         queues = {f"bus_{name}": waiting for name, waiting in self._bus.queued().items()}
+        queues |= self._case_sizes()
         return {**queues, **self.fold.sizes(), "feed_readers": self.feed.readers, **self._more_sizes()}
+
+
+def _orderly(error: BaseException) -> bool:
+    """Ends that somebody asked for, or that were explained to whoever started us."""
+    return isinstance(error, InferdError | KeyboardInterrupt | SystemExit | asyncio.CancelledError)

@@ -1,4 +1,5 @@
-"""The log: a line an event on stderr, as text or JSON, with the request's id if there is one. No prompts, no keys."""
+"""The log: a line an event on stderr, as text or JSON, with the ids of the request and its trace if there is one. No
+prompts, no keys."""
 
 import json
 import logging
@@ -24,8 +25,9 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if request_id := getattr(record, "request_id", ""):
-            line["request_id"] = request_id
+        for name in ("request_id", "trace_id", "span_id"):
+            if value := getattr(record, name, ""):
+                line[name] = value
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

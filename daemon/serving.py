@@ -42,6 +42,7 @@ log = logging.getLogger("inferd")
 
 _OBSERVE_S = 0.2
 _LAST_ANSWERS_S = 3.0  # for handlers to write what the engine has said last
+_LAST_RECORDS_S = 2.0
 _START_UP_ROWS = 64  # of the queue, while the engine's rows are not known
 
 
@@ -101,6 +102,7 @@ class Daemon:
         self._on_ready = on_ready
         self._stop = asyncio.Event()
         self._signals = 0
+        self._abandon: Callable[[], None] = lambda: None
 
     async def run(self) -> int:
         """Serve until told to stop. Raises InferdError for what cannot be served."""
@@ -123,6 +125,7 @@ class Daemon:
         settings = self._settings
         name = (*settings.served_model_name, self._model.name)[0]
         with Instruments(name, self._state_dir, self._version) as instruments:
+            self._abandon = instruments.abandon
             engine = self._make_engine(instruments.publish)
             arbiter = LimitsArbiter(engine, instruments.publish)
             engine.on_limits(arbiter.restored)
@@ -135,6 +138,7 @@ class Daemon:
             open_metrics = Access(admin_keys if settings.metrics_private else Keys(()))
             health = Health(lifecycle, self._version, instruments.render, open_metrics.check)
             control = self._control(engine, arbiter, lifecycle, kitchen, instruments, health, admin_keys)
+            instruments.ask_progress(lambda: engine.view().progress_age_ns)
             instruments.ask_sizes(lambda: {**engine.sizes(), **kitchen.sizes()})
             door = FrontDoor(keyless=not keys, host=settings.host, origins=settings.allow_origin)
             app = build_api([*OpenAi(kitchen).routes(), *health.routes()], door, max_body_bytes=settings.max_body)
@@ -147,6 +151,7 @@ class Daemon:
                 self._on_listening(self._addresses(sockets, control))
                 await self._serve(engine, lifecycle, kitchen, instruments, notify)
                 await runner.cleanup()
+                await kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
             finally:
                 control.stop()
         return 0
@@ -206,6 +211,7 @@ class Daemon:
         self._signals += 1
         if self._signals > 1 and signum == signal.SIGINT:
             log.warning("interrupted again: ending at once")
+            self._abandon()
             os._exit(130)
         log.info("%s: draining; Ctrl-C ends at once", signal.Signals(signum).name)
         self._stop.set()
@@ -229,6 +235,7 @@ class Daemon:
             publish=instruments.publish,
             authorize=Access(keys).check,
             gate=lifecycle.gate,
+            sampled=instruments.sampled,
             request_timeout_s=settings.request_timeout,
         )
 
@@ -253,6 +260,8 @@ class Daemon:
             config=config,
             views=lambda: instruments.views(engine.view(), config),
             record=instruments.record,
+            bundles=instruments.bundles,
+            tracing=instruments,
         )
         return ControlThread(
             self._runtime_dir,

@@ -15,15 +15,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from daemon import casualty
 from daemon.engine_life import Death, EngineLife, sweep
 from daemon.port import EngineView, OutputStream
 from daemon.streams import Stream, StreamTable
+from daemon.watchdog import PERIOD_S, Watchdog
 from engine import wire
 from engine.budget import Limits, Resolved
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineFault, InferdError
 from engine.request import Request
-from telemetry.events import EngineEnded, EngineStarted, EngineStatus, Event, LimitsView, StepReport
+from telemetry.events import EngineEnded, EngineStarted, EngineStatus, Event, Incident, LimitsView, StepReport
 
 log = logging.getLogger("inferd.session")
 
@@ -48,6 +52,7 @@ class EngineSession:
         argv: Sequence[str] | None = None,
         env: dict[str, str] | None = None,
         backoff_s: Sequence[float] = _BACKOFF_S,
+        progress_deadline_s: float = 60.0,
     ) -> None:
         self._config = config
         self._runtime_dir = runtime_dir
@@ -66,6 +71,7 @@ class EngineSession:
         self._limits_set: deque[asyncio.Future[wire.LimitsSet]] = deque()
         self._tokens = itertools.count(1)
         self._settled: asyncio.Future[InferdError | None] | None = None  # the first Ready, or why there will be none
+        self._watchdog = Watchdog(progress_deadline_s, publish, lambda: self._streams.ids())
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -117,12 +123,12 @@ class EngineSession:
 
     def view(self) -> EngineView:
         """What is known now. Safe from any thread."""
-        view, status = self._view, self._status
-        if view.state not in ("ready", "draining") or status is None:
+        view, status, life = self._view, self._status, self._life
+        if view.state not in ("ready", "draining") or status is None or life is None:
             return view
         return replace(
             view,
-            progress_age_ns=max(0, time.monotonic_ns() - self._progress_ns),
+            progress_age_ns=max(0, time.monotonic_ns() - max(self._progress_ns, life.beat().at_ns)),
             running=status.running,
             waiting=status.waiting,
         )
@@ -216,19 +222,26 @@ class EngineSession:
             pid=None,
             limits=None,
         )
+        watching = asyncio.create_task(self._watch(), name="engine-watchdog")
         try:
             death = await life.run(self._argv, self._env)
         finally:
+            watching.cancel()
             self._life = None
             self._status = None
         if self._stopping and (death.orderly or self._view.pid is None):  # told to end, perhaps while it was loading
             death = replace(death, cause="drained")
+        served = self._view.pid is not None
         victims = self._end_streams(f"the engine ended: {death.detail}")
         if self._view.state != "draining":
             self._set(state="restarting", why=death.detail, pid=None)
+        at_ns = time.monotonic_ns()
+        incident = casualty.of(death, life.engine_id, served=served, victims=victims, at_ns=at_ns)
+        if incident is not None and not self._stopping:
+            self._publish(incident)
         self._publish(
             EngineEnded(
-                at_ns=time.monotonic_ns(),
+                at_ns=at_ns,
                 engine_id=life.engine_id,
                 cause=death.cause,
                 detail=death.detail,
@@ -237,6 +250,16 @@ class EngineSession:
             )
         )
         return death
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            life = self._life if self._view.state == "ready" else None
+            due = self._watchdog.look(life)
+            if life is not None and due == "report":
+                await asyncio.to_thread(self._watchdog.report, life)
+            elif life is not None and due == "end":
+                life.kill("wedged")
 
     def _fail(self, error: InferdError) -> None:
         self._set(state="failed", why=str(error), pid=None)
@@ -329,7 +352,14 @@ class EngineSession:
             elif isinstance(event, EngineStatus):
                 self._status = event
                 self._progress_ns = max(self._progress_ns, event.progress_ns)
-            self._publish(event)
+            self._publish(self._signed(event))
+
+    def _signed(self, event: Event) -> Event:
+        """An engine does not know its own id: an incident is told it here."""
+        life = self._life
+        if isinstance(event, Incident) and life is not None:
+            return msgspec.structs.replace(event, engine_id=life.engine_id)
+        return event
 
     # -- what the streams say
 

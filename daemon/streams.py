@@ -126,6 +126,10 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._live)
 
+    def ids(self) -> tuple[str, ...]:
+        """Of the live choices."""
+        return tuple(self._live)
+
     def open(self, request_id: str, sent_ns: int) -> Stream:
         if request_id in self._live:
             raise ValueError(f"request id {request_id} is in use")

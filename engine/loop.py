@@ -16,6 +16,7 @@ from engine.budget import Limits
 from engine.errors import EngineFault, OutOfMemory
 from engine.output import Output
 from engine.plan import Runner, StepPlan, StepResult
+from engine.pulse import Pulse
 from engine.report import StallMeter, StepTimes, step_report
 from engine.request import Request
 from engine.scheduler import Scheduler
@@ -33,11 +34,14 @@ class Engine:
         runner: Runner,
         publish: Callable[[Event], None],
         clock: Callable[[], int] = time.monotonic_ns,
+        pulse: Pulse | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._publish = publish
         self._clock = clock
+        self._pulse = pulse or Pulse.attach(-1)
+        runner.tell(self._pulse.tick)
         self._stall = StallMeter()
         self._last_token_ns: dict[str, int] = {}  # live requests that have a token
         self._stall_base_ns: dict[str, int] = {}  # the meter when each of them began to decode
@@ -80,7 +84,9 @@ class Engine:
     def step(self) -> list[Output]:
         """One step; returns the new tokens and ends. Raises EngineFault when the engine cannot go on."""
         begun_ns = self._clock()
+        self._pulse.tick("plan")
         plan = self._scheduler.plan(begun_ns)
+        self._pulse.step(plan.step)
         planned_ns = self._clock()
         self.starved = not (plan.slices or plan.released or plan.why.preempted)
         try:
@@ -89,6 +95,7 @@ class Engine:
             return self._after_oom(plan, error)
         self._failures = 0
         collected_ns = self._clock()
+        self._pulse.tick("commit")
         outputs = self._scheduler.commit(result, collected_ns)
         times = StepTimes(
             begun_ns=begun_ns,
@@ -99,6 +106,7 @@ class Engine:
             publish_ns=self._publish_ns,
         )
         self.progress_ns = times.committed_ns
+        self._pulse.tick("publish")
         if plan.slices or plan.why.preempted or outputs:
             outputs = self._after_step(plan, result, times, outputs)
         return outputs
@@ -116,6 +124,10 @@ class Engine:
             "loop_suspects": len(self._suspects),
         }
 
+    def idle(self) -> None:
+        """There is nothing to do, and it is known: that is progress too."""
+        self._pulse.tick("idle")
+
     def close(self) -> None:
         self._runner.close()
 
@@ -123,26 +135,38 @@ class Engine:
         """Returns the result and the stamp between launch and collect."""
         if not (plan.slices or plan.released or plan.admitted or plan.copies or plan.discarded):
             return replace(_NOTHING, step=plan.step), self._clock()
+        self._pulse.tick("launch")
         self._runner.launch(plan)
         launched_ns = self._clock()
+        self._pulse.tick("collect")
         return self._runner.collect(), launched_ns
 
     def _after_step(self, plan: StepPlan, result: StepResult, times: StepTimes, outputs: list[Output]) -> list[Output]:
         """Publish the step; returns the outputs with their decode stall filled in."""
         self.steps += 1
         self._stall.step(plan, times.committed_ns - times.begun_ns)
-        gaps_ns = self._gaps_ns(outputs, times.collected_ns)
+        gaps_ns, longest = self._gaps_ns(outputs, times.collected_ns)
         finished = tuple(output.request_id for output in outputs if output.finish is not None)
         outputs = self._ended(outputs)
         self._publish(
-            step_report(plan, result, times, self._scheduler.state_facts(), finished=finished, gaps_ns=gaps_ns)
+            step_report(
+                plan,
+                result,
+                times,
+                self._scheduler.state_facts(),
+                finished=finished,
+                gaps_ns=gaps_ns,
+                longest_gap=longest,
+            )
         )
         self._publish_ns = self._clock() - times.committed_ns
         return outputs
 
-    def _gaps_ns(self, outputs: list[Output], now_ns: int) -> list[int]:
-        """Time since the token before, of every choice that got one after its first."""
+    def _gaps_ns(self, outputs: list[Output], now_ns: int) -> tuple[list[int], tuple[int, str]]:
+        """Time since the token before, of every choice that got one after its first; and the longest with its
+        choice."""
         gaps_ns = []
+        earliest_ns, slowest = now_ns, ""
         last_ns = self._last_token_ns
         for output in outputs:
             if not output.tokens:
@@ -153,7 +177,9 @@ class Engine:
                 self._stall_base_ns[output.request_id] = self._stall.total_ns
             else:
                 gaps_ns.append(now_ns - before_ns)
-        return gaps_ns
+                if before_ns < earliest_ns:
+                    earliest_ns, slowest = before_ns, output.request_id
+        return gaps_ns, (now_ns - earliest_ns, slowest)
 
     def _ended(self, outputs: list[Output]) -> list[Output]:
         """Forget the choices that end here, and tell each how long its decoding was stalled."""

@@ -4,6 +4,7 @@ The two planes share this file and nothing else. A plan is a *diff*: the device 
 table, sampling), a plan says which rows begin, end and advance. Stdlib only: it must load on a bare GPU machine.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -125,6 +126,9 @@ class Runner(Protocol):
 
     def collect(self) -> StepResult:
         """The oldest launched step's result. Raises OutOfMemory or EngineFault."""
+
+    def tell(self, tick: Callable[[str], None]) -> None:
+        """Call `tick` with a phase (engine/pulse.py) whenever a launch gets further: it costs a microsecond."""
 
     def close(self) -> None:
         """Give everything back."""

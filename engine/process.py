@@ -11,6 +11,7 @@ service manager send them to the whole group, and it is the daemon that drains.
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -32,6 +33,7 @@ from engine.errors import EngineFault, InferdError, OutOfMemory
 from engine.loop import Engine
 from engine.outbox import Outbox
 from engine.plan import Runner
+from engine.pulse import Pulse
 from engine.scheduler import Scheduler
 from engine.server import Link, Server
 from telemetry.events import Event, encode
@@ -63,11 +65,14 @@ def main(load: Load | None = None) -> None:
         signal.signal(number, signal.SIG_IGN)
     boot = msgspec.json.decode(_first_line(0), type=wire.Boot)
     guard(boot.daemon_pid)
+    if boot.stacks_fd >= 0:
+        faulthandler.register(signal.SIGUSR1, file=boot.stacks_fd, all_threads=True)
+    pulse = Pulse.attach(boot.pulse_fd)
     with Link(boot.commands, boot.telemetry) as link:
         try:
             config = EngineConfig.from_dict(boot.config)
             with _recorder(config, boot.engine_id) as recorder:  # an exception leaves it without the clean-end mark
-                code = _start(config, link, recorder, load or load_model, begun_ns).run()
+                code = _start(config, link, recorder, load or load_model, pulse, begun_ns).run()
         except Exception as error:  # noqa: BLE001 - the process's last resort: it is reported, then the process ends
             code = _report(link, error)
     sys.stdout.flush()
@@ -129,15 +134,25 @@ def _recorder(config: EngineConfig, engine_id: str) -> AbstractContextManager[Re
     return recorder
 
 
-def _start(config: EngineConfig, link: Link, recorder: Recorder | None, load: Load, begun_ns: int) -> Server:
+def _start(
+    config: EngineConfig, link: Link, recorder: Recorder | None, load: Load, pulse: Pulse, begun_ns: int
+) -> Server:
     loaded = load(config, lambda stage, share: print(f"loading: {stage} {share:.0%}", file=sys.stderr))
+    loaded_ns = time.monotonic_ns()
     scheduler = Scheduler(
         loaded.resolved, loaded.limits, cache_root=loaded.cache_root, output_credit=config.output_credit
     )
     outbox = Outbox(link.post)
-    engine = Engine(scheduler, loaded.runner, outbox.put if recorder is None else _recorded(recorder, outbox))
+    publish = outbox.put if recorder is None else _recorded(recorder, outbox)
+    engine = Engine(scheduler, loaded.runner, publish, pulse=pulse)
     gc.freeze()  # what was loaded stays for ever: no collection needs to walk it during a step
-    phases = {**loaded.phases, "total": time.monotonic_ns() - begun_ns}
+    ready_ns = time.monotonic_ns()
+    phases = {  # in their order, and they sum to the total; torch's import is most of the boot
+        "boot": loaded_ns - begun_ns - sum(loaded.phases.values()),
+        **loaded.phases,
+        "engine": ready_ns - loaded_ns,
+        "total": ready_ns - begun_ns,
+    }
     link.send(wire.Ready(pid=os.getpid(), resolved=loaded.resolved, limits=loaded.limits, phases=phases))
     return Server(engine, link, outbox, loaded.resolved, loaded.limits)
 

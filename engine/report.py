@@ -71,8 +71,9 @@ def step_report(
     *,
     finished: tuple[str, ...],
     gaps_ns: Iterable[int],
+    longest_gap: tuple[int, str] = (0, ""),
 ) -> StepReport:
-    """Everything known of one step as one event."""
+    """Everything known of one step as one event. `longest_gap`: ns and request id."""
     why = plan.why
     rows = array("i", [number for piece in plan.slices for number in (piece.row, piece.start, piece.count)])
     fresh = [a for a in why.admitted if not a.recomputed]
@@ -112,6 +113,8 @@ def step_report(
         finished=finished,
         rows=rows.tobytes(),
         gaps_us=array("I", [gap // 1000 if gap < _MOST_NS else _MOST_NS // 1000 for gap in gaps_ns]).tobytes(),
+        longest_gap_us=min(longest_gap[0], _MOST_NS) // 1000,
+        longest_gap_of=longest_gap[1],
         memory_peak_bytes=result.memory_peak_bytes,
     )
 
@@ -119,8 +122,10 @@ def step_report(
 def merged(first: StepReport, then: StepReport) -> StepReport:
     """Two reports as one: it begins with `first`, adds its sums to `then`'s, and keeps `then`'s gauges."""
     changes = {name: getattr(first, name) + getattr(then, name) for name in (*_SUMS, *_JOINED)}
-    peak = max(first.memory_peak_bytes, then.memory_peak_bytes)
-    return msgspec.structs.replace(then, at_ns=first.at_ns, memory_peak_bytes=peak, **changes)
+    changes["memory_peak_bytes"] = max(first.memory_peak_bytes, then.memory_peak_bytes)
+    slower = max(first, then, key=lambda report: report.longest_gap_us)
+    changes |= {"longest_gap_us": slower.longest_gap_us, "longest_gap_of": slower.longest_gap_of}
+    return msgspec.structs.replace(then, at_ns=first.at_ns, **changes)
 
 
 @dataclass(slots=True)

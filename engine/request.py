@@ -73,7 +73,8 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """What the engine knows of a choice at its end. Stages in ns are the engine's part of the timeline's partition:
-    queue + prefill + prefill_wait + decode + preempted = emitted_ns - received_ns."""
+    queue + prefill + prefill_wait + decode + preempted = emitted_ns - received_ns. `pieces` are these stages in the
+    order in which they passed, as (stage, ns, tokens computed), a prefill chunk each; none if there were too many."""
 
     received_ns: int
     emitted_ns: int
@@ -86,6 +87,7 @@ class EngineFacts:
     decode_ns: int = 0
     preempted_ns: int = 0
     decode_stall_ns: int = 0
+    pieces: tuple[tuple[str, int, int], ...] = ()
     cached_tokens: int = 0
     prefill_chunks: int = 0
     preemptions: int = 0

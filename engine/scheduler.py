@@ -152,6 +152,7 @@ class Scheduler:
                 self._kv.name_full(sequence)
             if not sequence.first_token_ns:
                 sequence.prefill_chunks += 1
+                sequence.watch.lap(now_ns, piece.count)
                 if sequence.followers and sequence.pending <= 1:
                     self._roster.release_followers(sequence)
             logprobs, echoed = logprobs_of(sequence, piece.start, result, index) if asked else NO_LOGPROBS

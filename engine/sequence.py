@@ -23,23 +23,42 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
-class Stopwatch:
-    """Partitions [start, now] into named stages: exactly one runs at any time, so they always sum to the whole."""
+_MOST_PIECES = 512  # of one sequence: a cap on memory; one with more has its sums only
 
-    __slots__ = ("_since_ns", "stage", "stages")
+
+class Stopwatch:
+    """Partitions [start, now] into named stages: exactly one runs at any time, so they always sum to the whole.
+
+    `pieces` has the same time in the order in which it passed, as (stage, ns, tokens): a new one at every change of
+    stage and at every `lap`.
+    """
+
+    __slots__ = ("_piece_ns", "_since_ns", "pieces", "stage", "stages")
 
     def __init__(self, stage: str, now_ns: int) -> None:
         self.stage = stage
         self.stages: dict[str, int] = {}
-        self._since_ns = now_ns
+        self.pieces: list[tuple[str, int, int]] = []
+        self._since_ns = self._piece_ns = now_ns
 
     def enter(self, stage: str, now_ns: int) -> None:
         """From now on the time belongs to `stage`."""
         if stage == self.stage:
             return
         self.stages[self.stage] = self.stages.get(self.stage, 0) + now_ns - self._since_ns
+        self.lap(now_ns)
         self.stage = stage
         self._since_ns = now_ns
+
+    def lap(self, now_ns: int, tokens: int = 0) -> None:
+        """A piece of the stage ends here, in which so many tokens were computed. What is left over after the last
+        such piece belongs to it."""
+        length_ns, self._piece_ns = now_ns - self._piece_ns, now_ns
+        pieces = self.pieces
+        if pieces and not tokens and pieces[-1][0] == self.stage:
+            pieces[-1] = (self.stage, pieces[-1][1] + length_ns, pieces[-1][2])
+        elif length_ns and len(pieces) <= _MOST_PIECES:
+            pieces.append((self.stage, length_ns, tokens))
 
     def stop(self, now_ns: int) -> dict[str, int]:
         """ns by stage up to now."""
@@ -159,6 +178,7 @@ class Sequence:
             prefill_wait_ns=stages.get("prefill_wait", 0),
             decode_ns=stages.get("decode", 0),
             preempted_ns=stages.get("preempted", 0),
+            pieces=tuple(self.watch.pieces) if len(self.watch.pieces) <= _MOST_PIECES else (),
             cached_tokens=self.cached_tokens,
             prefill_chunks=self.prefill_chunks,
             preemptions=self.preemptions,

@@ -90,6 +90,7 @@ class Server:
         """Until a Drain is complete or a Shutdown came. Returns the exit code."""
         while not self._over:
             self._beat()
+            self._engine.idle()
             for frame in self._link.received(self._patience_ms()):
                 self._receive(frame)
             if self._engine.has_work:

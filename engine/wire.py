@@ -26,6 +26,8 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: str
     engine_id: str
     daemon_pid: int
+    pulse_fd: int = -1  # inherited: engine/pulse.py; -1 = none
+    stacks_fd: int = -1  # inherited: where SIGUSR1 has the stacks of all threads written; -1 = nowhere
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

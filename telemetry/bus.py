@@ -48,12 +48,16 @@ class Bus:
         queue_events: int = QUEUE_EVENTS,
         batch_seconds: float = BATCH_SECONDS,
         pace: Mapping[str, float] | None = None,
+        wants: Mapping[str, tuple[type[Event], ...]] | None = None,
     ) -> None:
-        """`batch_seconds` is how long a sink waits after an event for more of them; `pace` has it for some by name."""
+        """`batch_seconds` is how long a sink waits after an event for more of them; `pace` has it for some by name.
+        `wants` are the only events that a sink is given; one that is not in it gets all."""
         self._recorder = recorder
         self._unrecorded = 0
         paces = {**dict.fromkeys(sinks, batch_seconds), **(pace or {})}
+        self._wants = dict(wants or {})
         self._outlets = tuple(_Outlet(name, sink, queue_events, paces[name]) for name, sink in sinks.items())
+        self._takers: dict[type[Event], tuple[_Outlet, ...]] = {}  # filled as kinds of events turn up
 
     def publish(self, event: Event) -> None:
         """Record `event` now, hand it to every sink soon. Not to be called from a signal handler: it takes a lock."""
@@ -64,8 +68,15 @@ class Bus:
                 self._unrecorded += 1
                 if self._unrecorded == 1:
                     log.exception("an event could not be recorded; more of these are only counted")
-        for outlet in self._outlets:
+        kind = type(event)
+        takers = self._takers.get(kind)
+        if takers is None:
+            takers = self._takers[kind] = self._takers_of(kind)
+        for outlet in takers:
             outlet.put(event)
+
+    def _takers_of(self, kind: type[Event]) -> "tuple[_Outlet, ...]":
+        return tuple(outlet for outlet in self._outlets if kind in self._wants.get(outlet.name, (kind,)))
 
     def dropped(self) -> dict[str, int]:
         """Events lost so far: by sink, and by the recorder."""

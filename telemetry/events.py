@@ -1,7 +1,8 @@
 """The vocabulary: every event that inferd can say about itself, one frozen struct each.
 
 Owns the event types and the closed sets of names they use (stages, reasons, causes). It must not know who emits an
-event or who reads it, and imports nothing of ours. Enter at `Event` (the union's base) and `encode`/`decode`.
+event or who reads it, and imports nothing of ours but the shapes of evidence. Enter at `Event` (the union's base) and
+`encode`/`decode`.
 
 All stamps are CLOCK_MONOTONIC nanoseconds of one host (`time.monotonic_ns`), so a daemon's and its engine's stamps may
 be subtracted; stamps of two hosts may not.
@@ -10,6 +11,8 @@ be subtracted; stamps of two hosts may not.
 from typing import Any, Final
 
 import msgspec
+
+from telemetry.evidence import Clue, Knob, MemoryFault, ProcessEnd
 
 # The stages partition [arrival in the daemon, last byte handed to the socket] of one choice, in this order.
 STAGES: Final = (
@@ -27,22 +30,13 @@ STAGES: Final = (
 # Work that happens inside a stage; exported under another name and never summed with the stages.
 OVERLAPS: Final = ("detokenize", "send", "decode_stall")
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "shed", "deadline", "rejected")
+NEVER_SERVED: Final = ("shed", "rejected")  # these say nothing about how fast we serve
 STEP_PHASES: Final = ("plan", "launch", "collect", "commit", "publish")
 WAITING_REASONS: Final = ("capacity", "kv", "budget")
 PREEMPTION_CAUSES: Final = ("kv", "limits", "oom")
 INCIDENT_CAUSES: Final = ("oom", "killed", "oom_killed", "crash", "wedged", "leak_suspected")
-OOM_CAUSES: Final = (
-    "capacity",
-    "fragmentation",
-    "kv_exhausted",
-    "activation_spike",
-    "logits",
-    "neighbour",
-    "host_cgroup",
-    "leak",
-    "unknown",
-)
 STEP_BOUNDS: Final = ("compute", "bandwidth", "overhead")
+SEVERITIES: Final = ("info", "warning", "critical")
 LOOPS: Final = ("api", "control", "engine")
 
 
@@ -132,12 +126,15 @@ class StepReport(Event, frozen=True, kw_only=True):
     finished: tuple[str, ...] = ()
     rows: bytes = b""  # int32 little-endian triples (row, start, count), one per slice
     gaps_us: bytes = b""  # uint32 little-endian: inter-token gap of each row that got a token after its first
+    longest_gap_us: int = 0  # the largest of them, and whose it is
+    longest_gap_of: str = ""
     memory_peak_bytes: int = 0
     bound: str = ""  # compute | bandwidth | overhead; empty = not known
 
 
 class FirstToken(Event, frozen=True, kw_only=True):
-    """The first token of a choice reached the daemon. `ttft_ns` is counted from arrival in the daemon."""
+    """The first token of a choice reached the daemon. `ttft_ns` is counted from arrival in the daemon; `trace_id` is
+    empty unless the trace is sampled."""
 
     request_id: str
     ttft_ns: int
@@ -159,6 +156,7 @@ class RequestRecord(Event, frozen=True, kw_only=True):
     arrival_ns: int
     stages: dict[str, int]
     overlaps: dict[str, int] = {}
+    pieces: tuple[tuple[str, int, int], ...] = ()  # the engine's stages as they passed: stage, ns, tokens computed
     reason: str  # FINISH_REASONS
     error: str = ""  # typed error code, never free text of a client
     status: int = 200
@@ -181,8 +179,9 @@ class RequestRecord(Event, frozen=True, kw_only=True):
     top_k: int = 0
     seed: int = 0
     trace_id: str = ""
-    parent_span_id: str = ""
-    trace_sampled: bool = False
+    span_id: str = ""  # of this choice's root span
+    parent_span_id: str = ""  # the caller's, if it sent one
+    trace_sampled: bool = False  # decided at arrival
 
 
 class EngineStatus(Event, frozen=True, kw_only=True):
@@ -257,17 +256,26 @@ class Decision(Event, frozen=True, kw_only=True):
 
 
 class Finding(Event, frozen=True, kw_only=True):
-    """What a runbook's check saw."""
+    """What a runbook's check saw. A daemon publishes one when it is made or changes, and once more, with `active`
+    false, when it is gone. The runbook's Markdown: `inferd doctor runbook NAME`, `GET /inferd/v1/runbooks/NAME`."""
 
     runbook: str
-    severity: str  # info | warning | critical
+    severity: str  # SEVERITIES
     summary: str
-    evidence: dict[str, str]
-    next_step: str
+    evidence: dict[str, str]  # what was measured, in words for people; never content
+    next_step: str  # one command or sentence
+    section: str = ""  # of the runbook, where to read first
+    confidence: float = 1.0  # that this is the cause, not only a symptom: 0-1
+    explains: tuple[str, ...] = ()  # findings of these runbooks follow from this one
+    active: bool = True
 
 
 class Incident(Event, frozen=True, kw_only=True):
-    """A fault, classified. `cause` is an OOM cause or one of INCIDENT_CAUSES; `bundle` is a path or empty."""
+    """A fault, classified. `cause` is an OOM cause or one of INCIDENT_CAUSES; `bundle` is a path or empty.
+
+    `memory`, `end`, `requests` and `stacks` (text by process) are the evidence, `clues` and `knobs` what forensics made
+    of it.
+    """
 
     incident_id: str
     kind: str  # INCIDENT_CAUSES
@@ -275,6 +283,13 @@ class Incident(Event, frozen=True, kw_only=True):
     summary: str
     request_ids: tuple[str, ...] = ()
     bundle: str = ""
+    engine_id: str = ""
+    clues: tuple[Clue, ...] = ()
+    knobs: tuple[Knob, ...] = ()
+    memory: MemoryFault | None = None
+    end: ProcessEnd | None = None
+    stacks: dict[str, str] = {}
+    requests: tuple[RequestView, ...] = ()  # those that were running
 
 
 class StateChanged(Event, frozen=True, kw_only=True):

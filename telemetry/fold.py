@@ -19,12 +19,11 @@ from typing import Any
 
 from telemetry import events
 from telemetry.events import Event
-from telemetry.state import KEPT_RECORDS, KEPT_RULES, Blocks, Queue, State
+from telemetry.state import KEPT_NOTES, KEPT_RECORDS, KEPT_RULES, KEPT_TRACED, Blocks, Queue, State
 from telemetry.stats import Exemplar
 
 log = logging.getLogger(__name__)
 
-NEVER_SERVED = ("shed", "rejected")  # these say nothing about how fast we serve
 _SECOND = 1_000_000_000
 
 
@@ -37,9 +36,9 @@ class Fold:
         self.clock = clock
         self._wall = wall
         self._state = State(model=model)
-        self._groups: OrderedDict[str, tuple[int, int]] = (
-            OrderedDict()
-        )  # choices seen and longest answer, while some run
+        # Choices seen and longest answer of a request, while some of its choices run.
+        self._groups: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._traced: OrderedDict[str, str] = OrderedDict()  # running choices whose trace is sampled → its id
         self._lock = threading.Lock()
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             events.StepReport: self._step,
@@ -94,12 +93,17 @@ class Fold:
                 "fold_records": len(self._state.records),
                 "fold_steps": len(self._state.steps),
                 "fold_groups": len(self._groups),
+                "fold_traced": len(self._traced),
             }
 
     # Requests
 
     def _first_token(self, event: events.FirstToken) -> None:
         seconds = event.ttft_ns / _SECOND
+        if event.trace_id:
+            self._traced[event.request_id] = event.trace_id
+            if len(self._traced) > KEPT_TRACED:
+                self._traced.popitem(last=False)
         self._state.ttft.add(seconds, self._exemplar(event.trace_id, seconds))
         self._state.window.observe(event.at_ns, "ttft", (seconds,))
         self._state.window.count(event.at_ns, "output_tokens", 1)
@@ -107,6 +111,7 @@ class Fold:
     def _record(self, record: events.RequestRecord) -> None:
         state, at = self._state, record.at_ns
         _bump(state.finished, record.reason, 1, "error")
+        self._traced.pop(record.request_id, None)
         state.records[record.request_id] = record
         if len(state.records) > KEPT_RECORDS:
             state.records.popitem(last=False)
@@ -117,13 +122,14 @@ class Fold:
         for kind, spent_ns in record.overlaps.items():
             if kind in state.overlaps:
                 state.overlaps[kind].add(spent_ns / _SECOND)
-        if record.reason not in NEVER_SERVED:
+        if record.reason not in events.NEVER_SERVED:
             self._served(record)
 
     def _served(self, record: events.RequestRecord) -> None:
         state = self._state
         seconds = (record.at_ns - record.arrival_ns) / _SECOND
-        exemplar = self._exemplar(record.trace_id, seconds)
+        trace_id = record.trace_id if record.trace_sampled else ""
+        exemplar = self._exemplar(trace_id, seconds)
         state.latency.add(seconds, exemplar)
         state.window.observe(record.at_ns, "e2e", (seconds,))
         state.window.count(record.at_ns, "requests", 1)
@@ -145,7 +151,7 @@ class Fold:
             state.inferred.add((record.last_token_ns - record.scheduled_ns) / _SECOND)
             if record.output_tokens > 1:
                 per_token = decode / (record.output_tokens - 1)
-                state.per_token.add(per_token, self._exemplar(record.trace_id, per_token))
+                state.per_token.add(per_token, self._exemplar(trace_id, per_token))
 
     def _longest(self, record: events.RequestRecord) -> None:
         """The longest answer of a request is known when the last of its n choices is."""
@@ -208,6 +214,9 @@ class Fold:
         if count:
             gaps = [gap / 1e6 for gap in sorted(struct.unpack_from(f"<{count}I", report.gaps_us))]
             self._state.gap.add_all(gaps)
+            slowest = self._exemplar(self._traced.get(report.longest_gap_of, ""), report.longest_gap_us / 1e6)
+            if slowest is not None:
+                self._state.gap.link(slowest)
             self._state.window.observe(report.at_ns, "gap", gaps)
             self._state.window.count(report.at_ns, "output_tokens", count)
 
@@ -270,7 +279,11 @@ class Fold:
             counts[key] = counts.get(key, 0) + 1
 
     def _finding(self, event: events.Finding) -> None:
-        self._state.findings.append(event)
+        """The latest of each runbook, in the order in which they came; one that is over is no longer shown."""
+        findings = self._state.findings
+        findings.pop(event.runbook, None)
+        if event.active and len(findings) < KEPT_NOTES:
+            findings[event.runbook] = event
 
     def _incident(self, event: events.Incident) -> None:
         self._state.incidents.append(event)

@@ -29,6 +29,7 @@ class Outside:
     resident_bytes: int | None = None
     cpu_seconds: float | None = None
     row_errors: int = 0
+    progress_age_ns: int | None = None  # since the engine last said that it moves
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ class StateView(Part, frozen=True, kw_only=True):
 
     daemon: str | None = None
     daemon_why: str | None = None
+    daemon_age_ns: int | None = None  # since the daemon is in that state
+    daemon_pid: int | None = None
+    state_dir: str | None = None
     engine: str | None = None
     engine_why: str | None = None
     engine_id: str | None = None
@@ -114,6 +117,7 @@ class TotalsView(Part, frozen=True, kw_only=True):
     preemptions: dict[str, int]
     preempted_tokens: dict[str, int]
     restarts: dict[str, int]
+    step_tokens: dict[str, int] | None = None  # granted, by kind
     telemetry_dropped: dict[str, int] | None = None
 
 
@@ -122,3 +126,22 @@ class RequestsView(Part, frozen=True, kw_only=True):
 
     live: list[events.RequestView] | None = None
     finished: list[events.RequestRecord] = []
+
+
+class Sample(Part, frozen=True, kw_only=True):
+    """A few figures at `at_ns`, kept every some seconds for the last half hour: what crept, and what was lost when.
+    Tokens, preemptions and drops are counters since the daemon's start."""
+
+    at_ns: int
+    running: int | None = None
+    waiting: int | None = None
+    kv_active: int | None = None  # blocks
+    daemon_resident_bytes: int | None = None
+    engine_resident_bytes: int | None = None
+    used_bytes: int | None = None
+    unbooked_bytes: int | None = None
+    output_tokens: int = 0
+    granted_tokens: int = 0
+    recompute_tokens: int = 0
+    preemptions: int = 0
+    dropped: dict[str, int] = {}

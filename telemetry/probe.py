@@ -112,6 +112,11 @@ def cgroup(pid: int | None = None, root: Path = ROOT) -> Cgroup:
     return Cgroup(version=0)
 
 
+def boot_id(root: Path = ROOT) -> str:
+    """Which boot of the machine this is; empty where the kernel does not say."""
+    return (_read(root / "proc/sys/kernel/random/boot_id") or "").strip()
+
+
 def memory_limit_bytes(root: Path = ROOT) -> int | None:
     """The least of the machine's memory and the cgroup's limit; None if neither is known."""
     host, limit = host_memory(root), cgroup(root=root).limit_bytes

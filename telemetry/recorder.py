@@ -28,6 +28,7 @@ DEFAULT_BYTES = 16 << 20
 _HEADER = struct.Struct("<12sIQQQQ")  # magic, version, ring bytes, pid, start (monotonic ns), start (unix ns)
 _LABEL_AT, _LABEL_BYTES = 64, 64
 _CLEAN_AT = 128
+_NOTE_AT, _NOTE_BYTES = 256, 1024
 _RECORD_MAGIC = b"\xa5REC"
 _RECORD = struct.Struct("<4sIIIQ")  # magic, payload bytes, crc32, zero, sequence
 _CRC_SEED_MODULUS = 4_294_967_291  # the largest 32-bit prime: the whole sequence number takes part in the checksum
@@ -57,11 +58,12 @@ class Recorder:
         return self.path is not None
 
     @classmethod
-    def open(cls, path: Path | None, label: str, size_bytes: int = DEFAULT_BYTES) -> "Recorder":
+    def open(cls, path: Path | None, label: str, size_bytes: int = DEFAULT_BYTES, note: bytes = b"") -> "Recorder":
         """A new ring at `path`; a ring that lay there is kept beside it as `NAME.previous`.
 
         The file's blocks are reserved, because writing to a hole of a mapping on a full disk is a SIGBUS. Where they
-        cannot be (or `path` is None) the ring is anonymous memory, and `why_not_durable` says so.
+        cannot be (or `path` is None) the ring is anonymous memory, and `why_not_durable` says so. `note` (at most
+        1024 bytes) stays in the header, where no lap overwrites it.
         """
         size = max(HEADER_BYTES * 2, size_bytes & ~7)
         why, ring = "no state directory", None
@@ -76,6 +78,7 @@ class Recorder:
         ring[: len(header)] = header
         name = label.encode()[:_LABEL_BYTES]
         ring[_LABEL_AT : _LABEL_AT + len(name)] = name
+        ring[_NOTE_AT : _NOTE_AT + len(note[:_NOTE_BYTES])] = note[:_NOTE_BYTES]
         return cls(ring, path, "" if path is not None else why)
 
     def append(self, payload: bytes) -> None:
@@ -152,6 +155,7 @@ class Recording:
     clean: bool
     records: tuple[tuple[int, bytes], ...]  # (sequence, payload)
     missing: int
+    note: bytes = b""
 
 
 def read_ring(path: Path) -> Recording:
@@ -175,6 +179,7 @@ def read_ring(path: Path) -> Recording:
         clean=data[_CLEAN_AT] == 1,
         records=records,
         missing=missing,
+        note=data[_NOTE_AT : _NOTE_AT + _NOTE_BYTES].rstrip(b"\0"),
     )
 
 

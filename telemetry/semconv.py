@@ -1,20 +1,33 @@
 """Names of spans and their attributes: OpenTelemetry's GenAI conventions, and ours.
 
-It must not know the OpenTelemetry SDK. Enter at `request_attributes`.
+It must not know the OpenTelemetry SDK. What a client wrote (prompts, stop strings) is in no attribute. Enter at
+`request_attributes` and `metric_attributes`.
 """
 
 from typing import Final
 
-from telemetry.events import RequestRecord
+import msgspec
+
+from telemetry.events import EngineStarted, LimitsView, RequestRecord
 
 PROVIDER: Final = "inferd"
 STAGE_SPAN: Final = "inferd.stage.{stage}"
+START_SPAN: Final = "inferd.start"
+START_PHASE_SPAN: Final = "inferd.start.{phase}"
+CHUNK: Final = "inferd.chunk.number"  # from 1, of a piece in which part of the prompt was computed
+CHUNK_TOKENS: Final = "inferd.chunk.tokens"
+TRACE_LEVELS: Final = ("off", "request", "detail")
+FAULTS: Final = (
+    "error",
+    "deadline",
+)  # of these the server is the cause; the others are the client's or the limits' doing
+_UNSERVED: Final = ("error", "abort", "shed", "deadline", "rejected")
 
 Attributes = dict[str, str | int | float | bool | tuple[str, ...]]
 
 
-def request_attributes(record: RequestRecord) -> Attributes:
-    """The attributes of a choice's root span. What did not happen has no attribute."""
+def request_attributes(record: RequestRecord, limits: LimitsView | None = None, block_size: int = 0) -> Attributes:
+    """The attributes of a choice's root span. What did not happen, or is not known, has no attribute."""
     attributes: Attributes = {
         "gen_ai.operation.name": record.operation,
         "gen_ai.provider.name": PROVIDER,
@@ -42,9 +55,42 @@ def request_attributes(record: RequestRecord) -> Attributes:
         "inferd.kv.blocks": record.kv_blocks,
         **_latencies(record),
     }
-    if record.error or record.reason in ("error", "abort", "shed", "deadline", "rejected"):
-        attributes["error.type"] = record.error or record.reason
+    if record.kv_blocks and block_size:
+        attributes["inferd.kv.tail_waste_ratio"] = record.kv_tail_slots / (record.kv_blocks * block_size)
+    if limits is not None:
+        attributes |= {f"inferd.limits.{name}": value for name, value in msgspec.structs.asdict(limits).items()}
+    if error := error_type(record):
+        attributes["error.type"] = error
     return attributes
+
+
+def start_attributes(event: EngineStarted) -> Attributes:
+    """The attributes of a start's root span: which engine, and what was resolved."""
+    plain = {name: value for name, value in event.resolved.items() if isinstance(value, str | int | float | bool)}
+    return {
+        "inferd.engine.id": event.engine_id,
+        "inferd.engine.restarts": event.restarts,
+        "process.pid": event.pid,
+        **{f"inferd.resolved.{name}": value for name, value in plain.items()},
+    }
+
+
+def metric_attributes(record: RequestRecord) -> dict[str, str]:
+    """The attributes of `gen_ai.server.*`; every value is of a closed set."""
+    found = {
+        "gen_ai.operation.name": record.operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.model,
+    }
+    if error := error_type(record):
+        found["error.type"] = error
+    return found
+
+
+def error_type(record: RequestRecord) -> str:
+    """Empty for a choice that was served."""
+    return record.error or (record.reason if record.reason in _UNSERVED else "")
 
 
 def _latencies(record: RequestRecord) -> Attributes:

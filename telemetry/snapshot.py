@@ -26,6 +26,7 @@ from telemetry.parts import (
     Percentiles,
     QueueView,
     RequestsView,
+    Sample,
     StateView,
     TimeBreakdown,
     TotalsView,
@@ -56,7 +57,8 @@ class Snapshot(Part, frozen=True, kw_only=True):
     memory: MemoryView | None = None
     steps: list[events.StepReport] | None = None  # newest last
     sizes: dict[str, dict[str, int]] | None = None
-    findings: list[events.Finding] | None = None
+    history: list[Sample] | None = None  # oldest first
+    findings: list[events.Finding] | None = None  # those that hold now
     decisions: list[events.Decision] | None = None
     incidents: list[events.Incident] | None = None
     versions: dict[str, str] | None = None
@@ -76,6 +78,9 @@ class Views:
     dropped: Mapping[str, int] | None = None
     versions: Mapping[str, str] | None = None
     config: Mapping[str, Any] | None = None
+    history: Iterable[Sample] | None = None
+    state_dir: str | None = None
+    daemon_pid: int | None = None
     wall: Callable[[], float] = time.time
 
 
@@ -111,6 +116,9 @@ def _state(state: State, now_ns: int, views: Views) -> StateView:
     return StateView(
         daemon=life.state if life else None,
         daemon_why=life.why if life else None,
+        daemon_age_ns=_age(now_ns, life.at_ns if life else None),
+        daemon_pid=views.daemon_pid,
+        state_dir=views.state_dir,
         engine=views.engine_state or (ended.cause if ended else status.state if status else None),
         engine_why=views.engine_why or (ended.detail if ended else None),
         engine_id=started.engine_id if started else None,
@@ -177,6 +185,7 @@ def _totals(state: State, now_ns: int, views: Views) -> TotalsView:
         preemptions=dict(state.preemptions),
         preempted_tokens=dict(state.preempted_tokens),
         restarts=dict(state.restarts),
+        step_tokens=dict(state.step_tokens),
         telemetry_dropped={**views.dropped, "engine": state.engine_dropped} if views.dropped is not None else None,
     )
 
@@ -255,7 +264,8 @@ PARTS: Final[Mapping[str, Callable[[State, int, Views], Any]]] = {
     "memory": _memory,
     "steps": lambda state, now_ns, views: list(state.steps)[-STEPS_SHOWN:],
     "sizes": _sizes,
-    "findings": lambda state, now_ns, views: list(state.findings),
+    "findings": lambda state, now_ns, views: list(state.findings.values()),
+    "history": lambda state, now_ns, views: list(views.history) if views.history is not None else None,
     "decisions": lambda state, now_ns, views: list(state.decisions),
     "incidents": lambda state, now_ns, views: list(state.incidents),
     "versions": lambda state, now_ns, views: dict(views.versions) if views.versions is not None else None,

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from telemetry import buckets, events
+from telemetry.evidence import OOM_CAUSES
 from telemetry.stats import Histogram, Window
 
 KEPT_RECORDS = 512
 KEPT_STEPS = 128
+KEPT_TRACED = 4096
 KEPT_NOTES = 64
 KEPT_RULES = 64
 
@@ -109,10 +111,10 @@ class State:
     memory: dict[str, events.MemoryReport] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=lambda: zeros(events.INCIDENT_CAUSES))
     incident_counts: dict[str, int] = field(default_factory=lambda: zeros(events.INCIDENT_CAUSES))
-    ooms: dict[str, int] = field(default_factory=lambda: zeros(events.OOM_CAUSES))
+    ooms: dict[str, int] = field(default_factory=lambda: zeros(OOM_CAUSES))
     decision_counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     incidents: deque[events.Incident] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
-    findings: deque[events.Finding] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
+    findings: dict[str, events.Finding] = field(default_factory=dict)  # by runbook
     decisions: deque[events.Decision] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
     lag: dict[str, Histogram] = field(default_factory=lambda: _each(events.LOOPS, buckets.LAG))
     unfolded: int = 0  # events that the fold could not take: a defect of ours, counted

@@ -46,6 +46,10 @@ class Histogram:
         if exemplar is not None:
             self.exemplars[bucket] = exemplar
 
+    def link(self, exemplar: Exemplar) -> None:
+        """An exemplar of something that is counted already."""
+        self.exemplars[bisect_left(self.bounds, exemplar.value)] = exemplar
+
     def add_all(self, values: Sequence[float]) -> None:
         """Count every one of `values`, which must be in ascending order: then it costs per bucket, not per value."""
         bounds, start = self.bounds, 0

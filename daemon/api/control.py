@@ -20,9 +20,11 @@ from engine.budget import Limits
 from engine.errors import ConfigError, EngineFault
 from telemetry import feed as feeds
 from telemetry import snapshot as snapshots
-from telemetry.events import RequestRecord
+from telemetry.bundle import Folder
+from telemetry.events import Incident, RequestRecord
 from telemetry.feed import Feed
 from telemetry.fold import Fold
+from telemetry.semconv import TRACE_LEVELS
 
 _REPLY_S = 3.0
 _ASK_S = 1.0
@@ -43,6 +45,15 @@ class Doer(Protocol):
     async def propose(self, changes: dict[str, int], source: str, why: str) -> Limits: ...
 
 
+class Tracing(Protocol):
+    """The switch of the traces; safe from any thread."""
+
+    @property
+    def trace_level(self) -> str | None: ...  # None: they are sent nowhere
+
+    def set_trace_level(self, level: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
     """What the control routes are given. `loop` is the API's; `views` makes a snapshot's outside facts."""
@@ -55,6 +66,8 @@ class Desk:
     config: Mapping[str, Any]
     views: Callable[[], snapshots.Views]
     record: Callable[[str], RequestRecord | None]  # of a choice that has ended, by its id
+    bundles: Folder
+    tracing: Tracing
 
 
 class Control:
@@ -82,7 +95,7 @@ class Control:
             web.post(f"{base}/tuner", guarded(self.tuner)),
             web.post(f"{base}/cache/reset", guarded(self.reset_cache)),
             web.post(f"{base}/memory/snapshot", guarded(later("memory snapshots"))),
-            web.post(f"{base}/trace-level", guarded(later("trace levels"))),
+            web.post(f"{base}/trace-level", guarded(self.trace_level)),
         ]
 
     # -- read
@@ -139,14 +152,24 @@ class Control:
         return _json(record)
 
     async def incidents(self, _: web.Request) -> web.Response:
-        return _json({"incidents": snapshots.build(self._desk.fold, ["incidents"]).incidents or []})
+        """Those of this life, and the ids of all bundles that are kept, newest first."""
+        kept = await asyncio.to_thread(self._desk.bundles.ids)
+        return _json({"incidents": self._incidents(), "bundles": kept})
 
     async def incident(self, request: web.Request) -> web.Response:
-        found = snapshots.build(self._desk.fold, ["incidents"]).incidents or []
-        for incident in found:
-            if incident.incident_id == request.match_info["id"]:
-                return _json(incident)
+        """One incident; `report` is its bundle, null as long as (or if) there is none."""
+        name = request.match_info["id"]
+        report = await asyncio.to_thread(self._desk.bundles.read, name)
+        for incident in self._incidents():
+            if incident.incident_id == name:
+                return _json({**msgspec.to_builtins(incident), "report": report})
+        if report is not None:  # of a life before this one
+            known = {field: getattr(report, field) for field in ("incident_id", "kind", "cause", "summary")}
+            return _json({**known, "report": report})
         raise ApiError(404, "no such incident is kept", code="incident_not_found")
+
+    def _incidents(self) -> list[Incident]:
+        return snapshots.build(self._desk.fold, ["incidents"]).incidents or []
 
     async def decisions(self, _: web.Request) -> web.Response:
         return _json({"decisions": snapshots.build(self._desk.fold, ["decisions"]).decisions or []})
@@ -188,6 +211,19 @@ class Control:
         if answer is None:
             raise ApiError(503, "the engine did not answer", code="engine_not_ready", retry_after_s=2)
         return _json({"result": answer})
+
+    async def trace_level(self, request: web.Request) -> web.Response:
+        """{"level": off | request | detail}, from the next record on."""
+        level = parse_object(await request.read(), {"level": str}).get("level")
+        if level not in TRACE_LEVELS:
+            raise invalid(f"level must be one of {', '.join(TRACE_LEVELS)}", "level")
+        before = self._desk.tracing.trace_level
+        if before is None:
+            raise ApiError(
+                409, "traces are sent nowhere: OTEL_EXPORTER_OTLP_ENDPOINT is not set", code="traces_not_configured"
+            )
+        self._desk.tracing.set_trace_level(level)
+        return _json({"level": level, "before": before})
 
     # -- how
 

@@ -22,7 +22,7 @@ from daemon.api.errors import ApiError, from_inferd
 from daemon.api.kitchen import Kitchen, context_limit_of
 from daemon.api.merge import Ready, next_output, outputs
 from daemon.api.prompt import Prepared, prepare
-from daemon.api.record import Stopwatch, Trace, compose
+from daemon.api.record import Stopwatch, Trace, compose, log_ids
 from daemon.api.render import DONE, Renderer, Whole, usage_of
 from daemon.api.schema import Ask
 from engine.errors import InferdError
@@ -43,9 +43,16 @@ class Generation:
     """One request of `operation` (chat | text_completion); `parse` turns its body into an Ask."""
 
     def __init__(
-        self, kitchen: Kitchen, operation: str, parse: Callable[[bytes], Ask], group_id: str, arrival_ns: int
+        self,
+        kitchen: Kitchen,
+        operation: str,
+        parse: Callable[[bytes], Ask],
+        group_id: str,
+        arrival_ns: int,
+        traceparent: str | None = None,
     ) -> None:
         self.group_id = group_id
+        self.trace = Trace.begin(traceparent, kitchen.sampled)
         self.id = ("chatcmpl-" if operation == "chat" else "cmpl-") + secrets.token_hex(12)
         self.choices: list[Choice] = []
         self.task: asyncio.Task[Any] | None = None  # that serves it
@@ -53,7 +60,7 @@ class Generation:
         self._operation = operation
         self._parse = parse
         self._watch = Stopwatch(arrival_ns)
-        self._trace = Trace()
+        self._log = logging.LoggerAdapter(log, extra=log_ids(group_id, self.trace))
         self._ask: Ask | None = None
         self._prompt_tokens = 0
         self._ticket: Ticket | None = None
@@ -62,7 +69,6 @@ class Generation:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer `request`. Raises ApiError if there is something to refuse and nothing was sent yet; its record is
         written by `refused`, once the answer is out."""
-        self._trace = Trace.parse(request.headers.get("traceparent"))
         self.task = asyncio.current_task()
         self._kitchen.live[self.id] = self
         try:
@@ -144,19 +150,22 @@ class Generation:
             async for ready in source:
                 for _, choice in ready:
                     if choice.first_ns and not choice.announced:
-                        choice.announced = True
+                        assert self._ticket is not None
+                        self._ticket.started()
                         self._first(choice)
                     if choice.error is not None:
                         raise choice.error
                 yield ready
 
     def _first(self, choice: Choice) -> None:
-        assert self._ticket is not None
-        self._ticket.started()
-        ttft_ns = choice.first_ns - self._watch.arrival_ns
+        """Once for every choice that has a token, whether or not anybody is there to read it."""
+        choice.announced = True
         self._kitchen.publish(
             FirstToken(
-                at_ns=choice.first_ns, request_id=choice.request.id, ttft_ns=ttft_ns, trace_id=self._trace.trace_id
+                at_ns=choice.first_ns,
+                request_id=choice.request.id,
+                ttft_ns=choice.first_ns - self._watch.arrival_ns,
+                trace_id=self.trace.trace_id if self.trace.sampled else "",
             )
         )
 
@@ -233,7 +242,7 @@ class Generation:
             await self._response.write(b"data: " + error.body() + b"\n\n")
             await self._response.write_eof()
         except ConnectionResetError:
-            log.info("request %s: the client left before it could be told of %s", self.group_id, error.code)
+            self._log.info("the client left before it could be told of %s", error.code)
 
     # -- the end
 
@@ -268,7 +277,7 @@ class Generation:
             except StopAsyncIteration:
                 choice.lost()
             except TimeoutError:
-                log.warning("request %s: the engine did not say how a cancelled choice ended", self.group_id)
+                self._log.warning("the engine did not say how a cancelled choice ended")
             if choice.outcome in (FinishReason.STOP, FinishReason.LENGTH) and reason is not FinishReason.ABORT:
                 self._record(choice, choice.outcome, "", status)  # this one was served; another one failed
             else:
@@ -276,6 +285,8 @@ class Generation:
                 self._record(choice, choice.outcome if own and choice.outcome else reason, code, status)
 
     def _record(self, choice: Choice, reason: FinishReason, code: str, status: int) -> None:
+        if choice.first_ns and not choice.announced:
+            self._first(choice)
         end_ns = max(choice.end_ns, choice.taken_ns)
         self._publish_record(self.choices.index(choice), choice, reason, code, status, end_ns)
 
@@ -285,7 +296,7 @@ class Generation:
         ask = self._ask
         record = compose(
             self._watch,
-            self._trace,
+            self.trace,
             choice,
             at_ns=end_ns,
             request_id=choice.request.id if choice else f"{self.id}-0",
@@ -301,7 +312,7 @@ class Generation:
             n=ask.n if ask else 1,
         )
         self._kitchen.publish(record)
-        log.info(
+        self._log.info(
             "%s %s: %s, %d prompt tokens, %d output tokens, %.1f ms",
             record.operation,
             record.request_id,
@@ -309,5 +320,4 @@ class Generation:
             record.prompt_tokens,
             record.output_tokens,
             (end_ns - record.arrival_ns) / 1e6,
-            extra={"request_id": self.group_id},
         )

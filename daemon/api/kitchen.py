@@ -67,6 +67,7 @@ class Kitchen:
     publish: Callable[[Event], None]
     authorize: Callable[[web.Request], None]  # raises ApiError (401)
     gate: Callable[[], None]  # raises ApiError (503) while nothing is served
+    sampled: Callable[[str, bool | None], bool] = lambda _, parent: bool(parent)  # a trace, given its caller's decision
     request_timeout_s: float = 0.0  # 0 = none
     live: dict[str, Live] = field(default_factory=dict)
     settling: set[asyncio.Task[None]] = field(default_factory=set)

@@ -15,10 +15,12 @@ from daemon.api.errors import ApiError, from_inferd, invalid
 from daemon.api.generate import Generation
 from daemon.api.kitchen import Kitchen
 from daemon.api.prompt import encode_chat, encode_prompt
+from daemon.api.record import Trace
 from daemon.api.schema import Ask, parse_chat, parse_completion, parse_messages, parse_object, parse_prompts
 from engine.errors import InferdError
 
 REQUEST_ID = web.RequestKey("request_id", str)
+TRACE = web.RequestKey("trace", Trace)
 _MOST_TOKENS = 2**20  # of one /detokenize
 
 
@@ -109,7 +111,10 @@ class OpenAi:
     async def _generate(
         self, request: web.Request, operation: str, parse: Callable[[bytes], Ask]
     ) -> web.StreamResponse:
-        generation = Generation(self._kitchen, operation, parse, request[REQUEST_ID], time.monotonic_ns())
+        arrival_ns = time.monotonic_ns()
+        traceparent = request.headers.get("traceparent")
+        generation = Generation(self._kitchen, operation, parse, request[REQUEST_ID], arrival_ns, traceparent)
+        request[TRACE] = generation.trace
         try:
             return await generation.serve(request)
         except ApiError as error:

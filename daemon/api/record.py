@@ -6,7 +6,9 @@ bodies or sockets. Enter at `Stopwatch` and `compose`.
 """
 
 import re
+import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +22,36 @@ _ENGINE_STAGES = ("queue", "prefill", "prefill_wait", "decode", "preempted")
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A W3C trace context, or nothing."""
+    """A W3C trace context: the caller's trace, or one of our own; our span in it, and the caller's if there is one."""
 
-    trace_id: str = ""
+    trace_id: str
+    span_id: str
     parent_span_id: str = ""
     sampled: bool = False
 
     @classmethod
-    def parse(cls, traceparent: str | None) -> "Trace":
+    def begin(cls, traceparent: str | None, decide: Callable[[str, bool | None], bool]) -> "Trace":
+        """`decide(trace id, the caller's decision)` says whether it is sampled. A malformed header is none."""
+        span_id = f"{secrets.randbits(64) or 1:016x}"
         match = _TRACEPARENT.fullmatch(traceparent or "")
         if match is None or not int(match[1], 16) or not int(match[2], 16):
-            return cls()
-        return cls(match[1], match[2], bool(int(match[3], 16) & 1))
+            trace_id = f"{secrets.randbits(128) or 1:032x}"
+            return cls(trace_id, span_id, sampled=decide(trace_id, None))
+        return cls(match[1], span_id, match[2], decide(match[1], bool(int(match[3], 16) & 1)))
+
+    def span_of(self, index: int) -> str:
+        """Each choice has a span of its own; the first has the one that the caller is told of."""
+        return f"{(int(self.span_id, 16) + index) % (1 << 64) or 1:016x}"
+
+    @property
+    def response(self) -> str:
+        """What the caller is told: the header `traceresponse` (W3C Trace Context, level 2)."""
+        return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
+
+
+def log_ids(group_id: str, trace: Trace) -> dict[str, str]:
+    """What every line of the log about a request carries (daemon/logs.py)."""
+    return {"request_id": group_id, "trace_id": trace.trace_id, "span_id": trace.span_id}
 
 
 class Stopwatch:
@@ -83,14 +103,18 @@ def partition(watch: Stopwatch, facts: EngineFacts | None, taken_ns: int, end_ns
     return {name: ns for name, ns in stages.items() if ns > 0}
 
 
-def compose(watch: Stopwatch, trace: Trace, choice: Choice | None, *, at_ns: int, **given: Any) -> RequestRecord:
+def compose(
+    watch: Stopwatch, trace: Trace, choice: Choice | None, *, at_ns: int, index: int, **given: Any
+) -> RequestRecord:
     """The record of one choice that ended at `at_ns`; None: it never became one. `given` is what the request knows."""
     fields = {} if choice is None else _fields_of(choice)
     return RequestRecord(
         at_ns=at_ns,
         arrival_ns=watch.arrival_ns,
         stages=partition(watch, choice.facts if choice else None, choice.taken_ns if choice else 0, at_ns),
+        index=index,
         trace_id=trace.trace_id,
+        span_id=trace.span_of(index),
         parent_span_id=trace.parent_span_id,
         trace_sampled=trace.sampled,
         **fields,
@@ -108,6 +132,7 @@ def _fields_of(choice: Choice) -> dict[str, Any]:
     }
     return {
         "overlaps": {name: ns for name, ns in overlaps.items() if ns > 0},
+        "pieces": facts.pieces,
         "cached_tokens": facts.cached_tokens,
         "output_tokens": choice.output_tokens,
         "first_token_ns": facts.first_token_ns or choice.first_ns,

@@ -97,7 +97,9 @@ def _serve(loaded: Loaded) -> int:
 
         async def run() -> int:
             def make_engine(publish: "Callable[[Event], None]") -> EngineSession:
-                return EngineSession(config, runtime_dir, publish)
+                return EngineSession(
+                    config, runtime_dir, publish, progress_deadline_s=loaded.settings.progress_deadline
+                )
 
             daemon = Daemon(
                 loaded,

@@ -42,11 +42,13 @@ class TorchRunner:
         self._rope = rope
         self._done: deque[StepResult] = deque()
         self._clock = _clock(rows.tokens.device)
+        self._tick: Callable[[str], None] = lambda phase: None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See engine.plan.Runner."""
         with translated():
+            self._tick("rows")
             for row in plan.released:
                 self._sampler.end(row)
             for init in plan.admitted:
@@ -60,13 +62,17 @@ class TorchRunner:
             raise EngineFault("collect without launch")
         return self._done.popleft()
 
+    def tell(self, tick: Callable[[str], None]) -> None:
+        """See engine.plan.Runner."""
+        self._tick = tick
+
     def close(self) -> None:
         self._done.clear()
 
     def _run(self, plan: StepPlan) -> StepResult:
         begun_ns = self._clock()
         batch = batches.build(plan.slices, self._rows, self._rope)
-        hidden = self._model.hidden(batch, self._store)
+        hidden = self._model.hidden(batch, self._store, lambda: self._tick("forward"))
         ends = [
             (index, span.begin + span.count - 1)
             for index, (piece, span) in enumerate(zip(plan.slices, batch.spans, strict=True))
@@ -78,12 +84,14 @@ class TorchRunner:
             chosen = (
                 hidden if last == list(range(hidden.shape[0])) else hidden[torch.tensor(last, device=hidden.device)]
             )
+            self._tick("logits")
             logits = self._model.logits(chosen)
         forward_ns = self._clock()
         tokens: list[tuple[int, ...]] = [()] * len(plan.slices)
         logprobs: list[tuple[TokenLogprob, ...]] = [()] * len(plan.slices)
         prompt_logprobs = self._prompt_logprobs(plan.slices, batch.spans, hidden)
         if logits is not None:  # last, since it alone changes what rows remember: a failed step can be granted again
+            self._tick("sample")
             with one_thread():
                 self._sample(plan.slices, [index for index, _ in ends], logits, tokens, logprobs)
         return StepResult(
@@ -131,6 +139,7 @@ class TorchRunner:
             count = 0 if best is None else min(piece.count, row.prompt_len - 1 - piece.start)
             entries: list[TokenLogprob] = []
             for offset in range(0, max(0, count), _LOGPROB_CHUNK):
+                self._tick("prompt_logprobs")
                 chunk = min(_LOGPROB_CHUNK, count - offset)
                 logits = self._model.logits(hidden[span.begin + offset : span.begin + offset + chunk])
                 first = piece.start + offset + 1

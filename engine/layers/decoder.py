@@ -44,10 +44,12 @@ class Decoder:
         self._norm = norm
         self._head = head
 
-    def hidden(self, batch: Batch, store: KVStore) -> Tensor:
-        """[T, hidden], before the last norm; writes the step's keys and values into `store`."""
+    def hidden(self, batch: Batch, store: KVStore, tick: Callable[[], None] = lambda: None) -> Tensor:
+        """[T, hidden], before the last norm; writes the step's keys and values into `store`. `tick` is called before
+        each layer."""
         x = self._embedding[batch.tokens]
         for layer, keys, values in zip(self._layers, store.keys, store.values, strict=True):
+            tick()
             x = x + layer.attention(layer.attention_norm(x), batch, keys, values)
             x = x + layer.mlp(layer.mlp_norm(x))
         return x

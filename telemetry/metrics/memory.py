@@ -1,6 +1,6 @@
 """Rows about memory: who has what, and the limit it counts against."""
 
-from telemetry.events import OOM_CAUSES
+from telemetry.evidence import OOM_CAUSES
 from telemetry.ladder import OWNERS, ladder
 from telemetry.metric import OPEN, Metric, Reading, View, each, unowned
 

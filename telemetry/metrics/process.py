@@ -12,6 +12,12 @@ def _since(view: View, at_ns: int | None) -> list[Reading]:
     return [] if at_ns is None else one(max(0, view.now_ns - at_ns) / 1e9)
 
 
+def _progress(view: View) -> list[Reading]:
+    """What events say, or the engine's own pulse, whichever is newer: a step that lasts tells only the latter."""
+    told_ns, age_ns = view.state.progress_ns, view.outside.progress_age_ns
+    return _since(view, told_ns if told_ns is None or age_ns is None else max(told_ns, view.now_ns - age_ns))
+
+
 def _dropped(view: View) -> list[Reading]:
     return each({**view.outside.dropped, "engine": view.state.engine_dropped, "fold_errors": view.state.unfolded})
 
@@ -57,7 +63,7 @@ ROWS = (
         "inferd_engine_progress_age_seconds",
         "gauge",
         "Since the engine's last step, part of a step, or idle tick.",
-        lambda view: _since(view, view.state.progress_ns),
+        _progress,
     ),
     Metric(
         "inferd_snapshot_age_seconds",

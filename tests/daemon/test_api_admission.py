@@ -147,5 +147,16 @@ def test_the_partition_sums_whatever_the_engine_says() -> None:
 
 @pytest.mark.parametrize("bad", ["", "x", f"00-{'0' * 32}-{'1' * 16}-01", f"ff-{'1' * 32}-{'1' * 16}-01", "00-1-1-1"])
 def test_a_malformed_traceparent_is_no_trace(bad: str) -> None:
-    assert Trace.parse(bad) == Trace()
-    assert Trace.parse(f"00-{'1' * 32}-{'2' * 16}-00") == Trace("1" * 32, "2" * 16, False)
+    asked: list[bool | None] = []
+
+    def decide(trace_id: str, parent: bool | None) -> bool:
+        asked.append(parent)
+        return True
+
+    ours = Trace.begin(bad, decide)
+    assert (len(ours.trace_id), len(ours.span_id), ours.parent_span_id) == (32, 16, "")
+    theirs = Trace.begin(f"00-{'1' * 32}-{'2' * 16}-00", decide)
+    assert (theirs.trace_id, theirs.parent_span_id, theirs.sampled) == ("1" * 32, "2" * 16, True)
+    assert theirs.response == f"00-{'1' * 32}-{theirs.span_id}-01"
+    assert asked == [None, False]
+    assert len({theirs.span_of(index) for index in range(5)}) == 5

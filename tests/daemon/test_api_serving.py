@@ -149,11 +149,12 @@ async def test_what_control_reads(tmp_path: Path) -> None:
         assert snapshot["versions"]["inferd"] == "9.9"
         assert snapshot["sizes"]["daemon"]["api_live"] == 0
         assert (await made.get("/inferd/v1/snapshot?include=nonsense", control=True))[0] == 400
-        assert (await made.get("/inferd/v1/incidents", control=True))[1] == {"incidents": []}
+        assert (await made.get("/inferd/v1/incidents", control=True))[1] == {"incidents": [], "bundles": []}
         assert (await made.get("/inferd/v1/decisions", control=True))[1] == {"decisions": []}
         assert (await made.get("/inferd/v1/requests/none", control=True))[0] == 404
         assert (await made.get("/inferd/v1/incidents/none", control=True))[0] == 404
-        assert (await made.post("/inferd/v1/trace-level", control=True))[0] == 501
+        status, refusal = await made.post("/inferd/v1/trace-level", {"level": "detail"}, control=True)
+        assert (status, refusal["error"]["code"]) == (409, "traces_not_configured")
         assert (await made.get("/nowhere", control=True))[1]["error"]["code"] == "not_found"
 
 

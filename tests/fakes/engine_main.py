@@ -5,6 +5,7 @@ wrong. Torch-free: starts in about 0.2 s.
 """
 
 import argparse
+import ctypes
 import os
 import sys
 import time
@@ -72,6 +73,7 @@ class FaultyRunner:
         self._inner = FakeRunner(block_size, oom=self._runs_out)
         self._planted = planted
         self._steps = 0  # that granted something
+        self._tick: Callable[[str], None] = lambda phase: None
 
     def launch(self, plan: StepPlan) -> None:
         planted = self._planted
@@ -80,10 +82,27 @@ class FaultyRunner:
             if planted.die_at_step == self._steps:
                 os.abort()
             if planted.hang_at_step == self._steps:
-                time.sleep(3600)
+                self._hang(planted.hang_s or 3600)
+            if planted.crawl_at_step == self._steps:
+                self._crawl()
             while planted.spin_at_step == self._steps:
                 pass
         self._inner.launch(plan)
+
+    def _hang(self, seconds: float) -> None:
+        """In C, where no other thread gets the interpreter; a signal only interrupts it."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            ctypes.PyDLL(None).usleep(int(1e6 * left))
+
+    def _crawl(self) -> None:
+        """A step that takes long and says all the time that it moves."""
+        for _ in range(int(self._planted.crawl_s / 0.05)):
+            time.sleep(0.05)
+            self._tick("forward")
+
+    def tell(self, tick: Callable[[str], None]) -> None:
+        self._tick = tick
 
     def _runs_out(self, plan: StepPlan) -> bool:
         """Whether this step is to run out of memory: once, from some step on, or because a row is too long."""
@@ -129,11 +148,12 @@ def load(planted: argparse.Namespace) -> Callable[[EngineConfig, Callable[[str, 
 def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Faults and figures from a command line; None = this process's own."""
     parser = argparse.ArgumentParser()
-    for name in ("step-s", "load-s", "close-s"):
+    for name in ("step-s", "load-s", "close-s", "hang-s", "crawl-s"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
     for name in (
         "die-at-step",
         "hang-at-step",
+        "crawl-at-step",
         "spin-at-step",
         "oom-over-request-tokens",
         "oom-once-at-step",

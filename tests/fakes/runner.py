@@ -92,6 +92,9 @@ class FakeRunner:
     def collect(self) -> StepResult:
         return self._results.popleft()
 
+    def tell(self, tick: Callable[[str], None]) -> None:
+        """It is always quick."""
+
     def close(self) -> None:
         self.rows.clear()
         self.kv.clear()

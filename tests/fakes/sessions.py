@@ -41,6 +41,7 @@ async def session(
     argv: Sequence[str] = (),
     real: bool = False,
     seconds: float = 20.0,
+    progress_deadline_s: float = 60.0,
     **faults: object,
 ) -> AsyncIterator[Running]:
     """A session over a fake engine (`argv`: another; `real`: the real one), ended at the end whatever happens."""
@@ -51,6 +52,7 @@ async def session(
         events.append,
         argv=None if real else argv or fake_argv(**faults),  # type: ignore[arg-type]
         backoff_s=(0.05, 0.1),
+        progress_deadline_s=progress_deadline_s,
     )
     await made.start()
     try:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from telemetry import events
+from telemetry.evidence import Clue, FailedStep, Knob, MemoryFault, ProcessEnd, Reading
 from telemetry.feed import from_sse, to_sse
 from telemetry.fold import Fold
 
@@ -26,6 +27,7 @@ VALUES: dict[Any, Any] = {
     tuple[int, ...]: (1, 2),
     tuple[str, ...]: ("a", "b"),
     tuple[tuple[int, str], ...]: ((0, "r"),),
+    tuple[tuple[str, int, int], ...]: (("prefill", 9, 16),),
     tuple[events.Preempted, ...]: (events.Preempted("r", 5, "kv"),),
     events.LimitsView: events.LimitsView(
         max_num_seqs=1,
@@ -36,6 +38,11 @@ VALUES: dict[Any, Any] = {
         kv_blocks=6,
         spec_depth=0,
     ),
+    tuple[events.RequestView, ...]: (events.RequestView(request_id="r", state="running"),),
+    tuple[Clue, ...]: (Clue("leak", "against", "nothing grew"),),
+    tuple[Knob, ...]: (Knob("--max-num-seqs", "lower it"),),
+    MemoryFault | None: MemoryFault(requested_bytes=9, step=FailedStep(step=3), at=Reading(free_bytes=4)),
+    ProcessEnd | None: ProcessEnd(process="engine", exit_code=-9, last_lines=("so long",)),
 }
 
 

@@ -273,3 +273,19 @@ def test_a_young_window_knows_how_young_it_is() -> None:
     assert window.span_seconds(5 * S) == 1
     window.count(100 * S, "n", 1)
     assert window.span_seconds(110 * S) == 10
+
+
+def test_a_finding_is_shown_while_it_holds() -> None:
+    fold = Fold("tiny")
+
+    def finding(runbook: str, summary: str, active: bool = True) -> events.Finding:
+        return events.Finding(
+            at_ns=1, runbook=runbook, severity="warning", summary=summary, evidence={}, next_step="", active=active
+        )
+
+    fold.take([finding("oom", "once"), finding("overload", "429"), finding("oom", "twice")])
+    with fold.reading() as state:
+        assert [each.summary for each in state.findings.values()] == ["429", "twice"]
+    fold.take([finding("oom", "over", active=False), finding("disk_full", "never was", active=False)])
+    with fold.reading() as state:
+        assert list(state.findings) == ["overload"]

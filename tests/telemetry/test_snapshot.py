@@ -74,7 +74,7 @@ def test_every_part_of_the_snapshot_can_be_asked_for_alone() -> None:
     assert names == set(PARTS)
     fold = busy_fold()
     for name in PARTS:
-        shot = build(fold, [name], Views(versions={"inferd": "1"}, config={"device": "cpu"}))
+        shot = build(fold, [name], Views(versions={"inferd": "1"}, config={"device": "cpu"}, history=[]))
         assert [other for other in PARTS if getattr(shot, other) is not None] == [name]
 
 

@@ -1,0 +1,278 @@
+"""Forensics: what a failed allocation or a dead process was due to, judged from what was measured and nothing else.
+
+Owns the rules. Pure: the same evidence gives the same verdict, whoever gathered it. It must not measure, read files or
+know where evidence comes from. Enter at `judge_memory` for a failed allocation, at `judge_end` for a process.
+
+The rule for memory is a counterfactual. Let R be what was asked for, F what was free, and G what has grown since the
+engine began to serve (what we hold ourselves, the KV blocks in use, others under the same limit, pieces that the
+allocator keeps). If R would have fit into F + G, then what grew most took the memory. If not, the step itself is too
+large: because of logits, because of one request's chunk, or because there never was room for a step of this size.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from telemetry.evidence import OOM_CAUSES, SHARED_SCOPES, Clue, Knob, MemoryFault, ProcessEnd, Reading, Verdict
+
+_LOGITS_PHASES: Final = ("logits", "prompt_logprobs", "sample")
+_SPIKE: Final = 2  # times a typical step's tokens
+_NOISE_BYTES: Final = 1 << 20  # growth below this is not held against anybody...
+_NOISE_SHARE: Final = 0.5  # ...unless it is so much of what was asked for
+
+_KNOBS: Final = {
+    "capacity": (
+        Knob("--max-num-batched-tokens", "lower it: a step's activations shrink with it"),
+        Knob("--max-num-seqs", "lower it: fewer rows sample at once"),
+        Knob("--memory-limit", "raise it, if the machine has more"),
+    ),
+    "fragmentation": (
+        Knob("--max-num-batched-tokens", "lower it: smaller pieces suffice"),
+        Knob("MALLOC_ARENA_MAX", "set it to 1 in the environment, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+    ),
+    "kv_exhausted": (
+        Knob("kv_blocks", "lower this live limit (POST /inferd/v1/tuner), or --max-num-seqs"),
+        Knob("--max-model-len", "lower it: a request then holds fewer blocks"),
+    ),
+    "activation_spike": (
+        Knob("prefill_chunk", "lower this live limit (POST /inferd/v1/tuner): long prompts come in smaller pieces"),
+        Knob("--max-num-batched-tokens", "lower it: it bounds every step"),
+    ),
+    "logits": (
+        Knob("--max-num-seqs", "lower it: logits take vocabulary x rows"),
+        Knob("logprobs", "ask for them on shorter prompts, or not with echo"),
+    ),
+    "neighbour": (
+        Knob("--memory-limit", "lower it to what the neighbour leaves, or move one of the two elsewhere"),
+        Knob("memory.max", "give each its own control group, so that neither can take the other's share"),
+    ),
+    "host_cgroup": (
+        Knob("--memory-limit", "set it below the control group's limit; it must cover daemon and engine"),
+        Knob("memory.max", "raise the container's limit"),
+    ),
+    "leak": (
+        Knob("incident", "report it with this bundle: memory that nobody booked grew"),
+        Knob("restart", "a restart of the engine gives the memory back"),
+    ),
+    "unknown": (Knob("--max-num-batched-tokens", "lower it, then --max-num-seqs: both bound what a step needs"),),
+}
+
+
+def mib(amount: int | None) -> str:
+    """For people: '12.5 MiB'; 'an unknown amount' for None."""
+    if amount is None:
+        return "an unknown amount"
+    return f"{amount} bytes" if abs(amount) < 1024 else f"{amount / 1048576:.1f} MiB"
+
+
+def judge_memory(fault: MemoryFault) -> Verdict:
+    """The verdict on a failed allocation."""
+    grown = _grown(fault)
+    cause = _cause(fault, grown)
+    clues = tuple(_clue(name, cause, fault, grown) for name in OOM_CAUSES if name != "unknown")
+    lead = next((clue.text for clue in clues if clue.cause == cause), "the measurements do not decide it")
+    asked = mib(fault.requested_bytes) if fault.requested_bytes else "memory"
+    summary = f"step {fault.step.step} could not get {asked} in {fault.step.phase or 'a step'}: {lead}"
+    return Verdict(cause=cause, summary=summary, clues=clues, knobs=_KNOBS[cause])
+
+
+def _cause(fault: MemoryFault, grown: dict[str, int]) -> str:
+    at, asked = fault.at, fault.requested_bytes
+    if _in_pieces(at, asked):
+        return "fragmentation"
+    if at.free_bytes is None or not asked:
+        return _step_cause(fault) or "unknown"
+    shortfall = asked - at.free_bytes
+    if shortfall <= 0:  # there was enough, in one piece or of unknown shape: something else refused
+        return "unknown"
+    takers = {name: amount for name, amount in grown.items() if _counts(amount, asked)}
+    if sum(takers.values()) >= shortfall:
+        return max(takers, key=lambda name: takers[name])
+    return _step_cause(fault) or ("host_cgroup" if at.scope in ("cgroup", "host") else "capacity")
+
+
+def _counts(amount: int, asked: int) -> bool:
+    return amount >= _NOISE_BYTES or amount >= _NOISE_SHARE * asked
+
+
+def _step_cause(fault: MemoryFault) -> str:
+    """Why the step itself needs so much; empty if it is like the others."""
+    if fault.step.phase in _LOGITS_PHASES:
+        return "logits"
+    return "activation_spike" if _is_spike(fault) else ""
+
+
+def _is_spike(fault: MemoryFault) -> bool:
+    step = fault.step
+    own_share = 2 * step.chunk_tokens > step.tokens
+    return own_share and step.chunk_tokens > 1 and step.tokens >= _SPIKE * max(1, step.typical_tokens)
+
+
+def _in_pieces(at: Reading, asked: int) -> bool:
+    """Enough was free, but in no single piece: what the limit leaves cannot be joined to what the allocator keeps."""
+    if at.allocator_free_bytes is None or at.largest_free_bytes is None or not asked:
+        return False
+    return (at.free_bytes or 0) < asked <= at.allocator_free_bytes and at.largest_free_bytes < asked
+
+
+def _grown(fault: MemoryFault) -> dict[str, int]:
+    """Bytes by which each taker grew from the first reading to the last quiet one, by the cause that it speaks for."""
+    first, before, at = fault.first, fault.before, fault.at
+    grown = {
+        "leak": _difference(first.own_bytes, before.own_bytes),
+        "kv_exhausted": _difference(first.kv_bytes, at.kv_bytes),
+    }
+    if at.scope in SHARED_SCOPES:
+        grown["neighbour"] = _difference(first.neighbour_bytes, at.neighbour_bytes)
+    return {name: amount for name, amount in grown.items() if amount > 0}
+
+
+def _difference(then: int | None, now: int | None) -> int:
+    return 0 if then is None or now is None else now - then
+
+
+def _clue(name: str, cause: str, fault: MemoryFault, grown: dict[str, int]) -> Clue:
+    text = _TEXTS[name](fault, grown)
+    if text.startswith("not measured"):
+        return Clue(name, "unknown", text)
+    return Clue(name, "for" if name == cause else "against", text)
+
+
+def _capacity(fault: MemoryFault, grown: dict[str, int]) -> str:
+    at, free = fault.at, mib(fault.at.free_bytes)
+    if at.free_bytes is None:
+        return "not measured: how much was free below the limit"
+    return (
+        f"{free} of the {at.scope or 'limit'}'s {mib(at.limit_bytes)} were free for a step of {fault.step.tokens} "
+        "tokens; "
+        f"{mib(sum(grown.values()))} have been taken since the start"
+    )
+
+
+def _fragmentation(fault: MemoryFault, grown: dict[str, int]) -> str:
+    at = fault.at
+    if at.allocator_free_bytes is None:
+        return "not measured: what the allocator holds in pieces"
+    return (
+        f"the allocator holds {mib(at.allocator_free_bytes)} that nobody uses, largest piece "
+        f"{mib(at.largest_free_bytes)}, while {mib(fault.requested_bytes)} were asked for"
+    )
+
+
+def _kv(fault: MemoryFault, grown: dict[str, int]) -> str:
+    step = fault.step
+    if fault.at.kv_bytes is None:
+        return "not measured: bytes of the KV blocks in use"
+    return (
+        f"{step.kv_active} of {step.kv_blocks} KV blocks were in use, {mib(fault.at.kv_bytes)}: "
+        f"{mib(grown.get('kv_exhausted', 0))} more than at the start"
+    )
+
+
+def _spike(fault: MemoryFault, grown: dict[str, int]) -> str:
+    step = fault.step
+    return (
+        f"the step had {step.tokens} tokens, the median before it {step.typical_tokens}; request "
+        f"{step.request_id or '?'} had {step.chunk_tokens} of them from position {step.chunk_start}"
+    )
+
+
+def _logits(fault: MemoryFault, grown: dict[str, int]) -> str:
+    step = fault.step
+    what = "where vocabulary x rows are held" if step.phase in _LOGITS_PHASES else "where no logits exist"
+    whose = step.request_id or "?"
+    return f"it failed in {step.phase or 'an unknown phase'}, {what}; the largest part was request {whose}'s"
+
+
+def _neighbour(fault: MemoryFault, grown: dict[str, int]) -> str:
+    at = fault.at
+    if at.scope and at.scope not in SHARED_SCOPES:
+        return f"the limit that was hit is this process's own ({at.scope}): others cannot take from it"
+    if at.neighbour_bytes is None:
+        return "not measured: what others under the same limit use"
+    more = mib(grown.get("neighbour", 0))
+    return f"others under the same limit use {mib(at.neighbour_bytes)}, {more} more than at the start"
+
+
+def _host(fault: MemoryFault, grown: dict[str, int]) -> str:
+    at = fault.at
+    if at.scope in ("cgroup", "host"):
+        return f"the {at.scope}'s limit was hit: {mib(at.free_bytes)} of {mib(at.limit_bytes)} were left"
+    return "the process lives, and the limit that was hit is not the host's"
+
+
+def _leak(fault: MemoryFault, grown: dict[str, int]) -> str:
+    if fault.first.own_bytes is None or fault.before.own_bytes is None:
+        return "not measured: what this process holds between steps"
+    return (
+        f"this process held {mib(fault.before.own_bytes)} between steps, {mib(fault.first.own_bytes)} when it began "
+        f"to serve: {mib(grown.get('leak', 0))} more"
+    )
+
+
+_TEXTS: Final = {
+    "capacity": _capacity,
+    "fragmentation": _fragmentation,
+    "kv_exhausted": _kv,
+    "activation_spike": _spike,
+    "logits": _logits,
+    "neighbour": _neighbour,
+    "host_cgroup": _host,
+    "leak": _leak,
+}
+
+
+def judge_end(end: ProcessEnd, last: Reading | None = None) -> Verdict:
+    """The verdict on a process that is gone or has to go; `last` is the last reading of its memory, if any.
+
+    Cause `oom_killed` only where the control group counted a kill: a bare SIGKILL stays `killed`.
+    """
+    cause, why = _end_cause(end)
+    clues = [Clue(cause, "for", why)]
+    if cause != "oom_killed":
+        clues.append(_no_oom_kill(end.oom_kills))
+    if cause == "killed" and last is not None and last.limit_bytes and last.free_bytes is not None:
+        share = 1 - last.free_bytes / last.limit_bytes
+        text = f"the last reading had {share:.0%} of {mib(last.limit_bytes)} in use"
+        clues.append(Clue("oom_killed", "for" if share >= 0.95 else "against", text))
+    if end.phase:
+        clues.append(Clue(cause, "for", f"it was last seen in {end.phase}"))
+    knobs = _KNOBS["host_cgroup"] if cause == "oom_killed" else _END_KNOBS.get(cause, ())
+    who = "engine and daemon" if end.process == "both" else f"the {end.process}"
+    return Verdict(cause=cause, summary=f"{who}: {why}", clues=tuple(clues), knobs=knobs)
+
+
+def _end_cause(end: ProcessEnd) -> tuple[str, str]:
+    if end.stuck_ms:
+        return "wedged", f"no progress for {end.stuck_ms / 1000:.1f} s in {end.phase or 'an unknown phase'}"
+    if end.exit_code is None:
+        if end.oom_kills:
+            return "oom_killed", f"ended without a word, and the kernel counted {end.oom_kills} kill(s) for memory"
+        return "killed", "ended without a word: SIGKILL, or the machine went down"
+    if end.exit_code == -9:
+        if end.oom_kills:
+            return "oom_killed", f"killed by the kernel, which counted {end.oom_kills} kill(s) for memory"
+        return "killed", "killed by the daemon" if end.killed_here else "killed by SIGKILL, from outside"
+    if end.exit_code < 0:
+        return "crash", f"killed by signal {-end.exit_code}"
+    return "crash", f"it ended by itself with exit code {end.exit_code}"
+
+
+def _no_oom_kill(oom_kills: int | None) -> Clue:
+    if oom_kills is None:
+        return Clue("oom_killed", "unknown", "not measured: no control group counts kills here")
+    return Clue("oom_killed", "against", "the control group's oom_kill counter did not move")
+
+
+_END_KNOBS: Final = {
+    "wedged": (
+        Knob("progress_deadline", "raise it only if the stacks show work that is slow but moves"),
+        Knob("stacks", "the thread that holds the others up is in this bundle"),
+    ),
+    "killed": (Knob("grace", "whoever stops inferd should send SIGTERM and wait so long before SIGKILL"),),
+    "crash": (Knob("last_lines", "the engine's last words are in this bundle"),),
+}
+
+
+def against(verdict: Verdict) -> Sequence[Clue]:
+    """The clues that do not speak for the cause found."""
+    return [clue for clue in verdict.clues if clue.speaks != "for"]
