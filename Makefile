@@ -66,7 +66,7 @@ $(VENV)/.torch-installed: | $(VENV)/bin/python
 
 $(BASE_STAMP): pyproject.toml constraints.txt | $(VENV)/.torch-installed
 	@echo "Installing inferd and its dependencies into $(VENV) (about 60 MB to download)"
-	@$(PIP) install --quiet --constraint constraints.txt --editable .
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[tui]'
 	@touch $@
 
 $(TEST_STAMP): $(BASE_STAMP)

@@ -184,7 +184,9 @@ class Server:
         """Plain data, or None for a part that this engine does not report."""
         match part:
             case "requests":
-                return [msgspec.to_builtins(view) for view in self._engine.scheduler.views()]
+                # under the names of telemetry's RequestView
+                views = self._engine.scheduler.views()
+                return [{**msgspec.to_builtins(view), "blocks": view.kv_blocks} for view in views]
             case "blocks":
                 return self._engine.scheduler.block_map()
             case "sizes":

@@ -100,9 +100,10 @@ class Client:
         self.unknown_events = 0  # of a later version, skipped
         self._timeout_s = timeout_s
 
-    def snapshot(self, include: Iterable[str] | None = None) -> Snapshot:
-        """The parts in `include`, or all."""
-        query = "" if include is None else "?" + urllib.parse.urlencode({"include": ",".join(include)})
+    def snapshot(self, include: Iterable[str] | None = None, block_map: bool = True) -> Snapshot:
+        """The parts in `include`, or all; `kv` without the engine's block map if that is not wanted."""
+        asked = {} if include is None else {"include": ",".join(include), **({} if block_map else {"map": "0"})}
+        query = "?" + urllib.parse.urlencode(asked) if asked else ""
         return self._decoded(snapshot.decode, self.get(f"{_BASE}/snapshot{query}"))
 
     def record(self, request_id: str) -> RequestRecord:

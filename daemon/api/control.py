@@ -101,20 +101,23 @@ class Control:
     # -- read
 
     async def snapshot(self, request: web.Request) -> web.Response:
-        """?include=a,b: those parts, else all but the engine's block map and live requests."""
+        """?include=a,b: those parts, else all but the engine's block map and live requests; ?map=0: `kv` without it."""
         asked = request.query.get("include")
         parts = [part for part in asked.split(",") if part] if asked is not None else None
-        views = await self._with_engine(self._desk.views(), parts or [])
+        mapped = request.query.get("map") != "0"
+        asked_engine = {"requests": "requests", "kv": "blocks"} if mapped else {"requests": "requests"}
+        views = await self._with_engine(self._desk.views(), [asked_engine[p] for p in parts or [] if p in asked_engine])
         try:
             snapshot = snapshots.build(self._desk.fold, parts, views)
         except ValueError as error:
             raise invalid(str(error), "include") from None
         return web.Response(body=snapshots.encode(snapshot), content_type="application/json")
 
-    async def _with_engine(self, views: snapshots.Views, parts: list[str]) -> snapshots.Views:
-        """Add what only the engine knows, if it is asked for and answers in time; else it stays 'not reported'."""
-        live = await self._engine_part("requests") if "requests" in parts else None
-        blocks = await self._engine_part("blocks") if "kv" in parts else None
+    async def _with_engine(self, views: snapshots.Views, wanted: list[str]) -> snapshots.Views:
+        """Add what only the engine knows, if it is asked for and answers in time; else it stays 'not reported'. Both
+        are asked at once: a wedged engine costs one time limit."""
+        found = dict(zip(wanted, await asyncio.gather(*map(self._engine_part, wanted)), strict=True))
+        live, blocks = found.get("requests"), found.get("blocks")
         return replace(
             views,
             live_requests=live if isinstance(live, list) else None,

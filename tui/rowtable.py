@@ -1,0 +1,116 @@
+"""The rows of the request list: running, waiting and ended choices in one form, and its columns.
+
+Pure. Enter at `requests`, `TABLE`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from telemetry.events import RequestRecord, RequestView
+from tui.text import UNKNOWN, Span, count, nanoseconds
+from tui.view import View
+from tui.widgets.table import Column, Table
+
+_ORDER = {"running": 0, "preempted": 1, "waiting": 2, "finished": 3}
+_STYLES = {"running": "good", "waiting": "", "preempted": "warning", "finished": "dim"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One choice. None is not reported. `age_ns`: since it arrived, or how long it took in all."""
+
+    request_id: str
+    state: str
+    why: str = ""
+    age_ns: int | None = None
+    ttft_ns: int | None = None
+    prompt: int | None = None
+    output: int | None = None
+    most: int | None = None
+    cached: int | None = None
+    blocks: int | None = None
+    preemptions: int | None = None
+    record: RequestRecord | None = None
+    live: RequestView | None = None
+
+    def matches(self, wanted: str) -> bool:
+        """Every word of `wanted` is in the id, the state or the reason."""
+        text = f"{self.request_id} {self.state} {self.why}".lower()
+        return all(word in text for word in wanted.lower().split())
+
+
+def requests(view: View) -> list[Row]:
+    """Those in the engine, then those that ended, newest first."""
+    now_ns = view.snapshot.at_ns if view.snapshot else 0
+    live = [_live(each, now_ns) for each in view.live() or ()]
+    known = {row.request_id for row in live}
+    ended = [_ended(record) for record in reversed(view.records.values()) if record.request_id not in known]
+    return sorted(live, key=lambda row: _ORDER.get(row.state, 4)) + ended
+
+
+def _live(view: RequestView, now_ns: int) -> Row:
+    return Row(
+        request_id=view.request_id,
+        state=view.state,
+        why=view.reason,
+        age_ns=None if view.received_ns is None else max(0, now_ns - view.received_ns),
+        prompt=view.prompt_tokens,
+        output=view.output_tokens,
+        most=view.max_tokens,
+        cached=view.cached_tokens,
+        blocks=view.blocks,
+        preemptions=view.preemptions,
+        live=view,
+    )
+
+
+def _ended(record: RequestRecord) -> Row:
+    return Row(
+        request_id=record.request_id,
+        state="finished",
+        why=record.error or record.reason,
+        age_ns=record.at_ns - record.arrival_ns,
+        ttft_ns=record.first_token_ns - record.arrival_ns if record.first_token_ns else None,
+        prompt=record.prompt_tokens,
+        output=record.output_tokens,
+        most=record.max_tokens,
+        cached=record.cached_tokens,
+        blocks=record.kv_blocks,
+        preemptions=record.preemptions,
+        record=record,
+    )
+
+
+def _state(row: Row) -> Span:
+    bad = row.state == "finished" and row.why not in ("stop", "length")
+    return row.state, "warning" if bad else _STYLES.get(row.state, "")
+
+
+def _figure(title: str, width: int, name: str, write: Callable[[Any], str] = count, least: int = 0) -> Column[Row]:
+    return Column(
+        title=title,
+        width=width,
+        text=lambda row: write(getattr(row, name)),
+        key=lambda row: getattr(row, name),
+        least=least,
+    )
+
+
+TABLE: Table[Row] = Table(
+    [
+        Column(
+            title="state", width=9, text=_state, key=lambda row: -_ORDER.get(row.state, 4), figures=False
+        ),
+        Column(title="why", width=9, text=lambda row: row.why or UNKNOWN, key=lambda row: row.why, figures=False),
+        _figure("age", 8, "age_ns", nanoseconds),
+        _figure("TTFT", 8, "ttft_ns", nanoseconds, least=100),
+        _figure("prompt", 7, "prompt"),
+        _figure("cached", 7, "cached", least=100),
+        _figure("output", 7, "output"),
+        _figure("max", 6, "most", least=100),
+        _figure("blocks", 6, "blocks"),
+        _figure("lost", 5, "preemptions"),
+        Column(title="id", width=0, text=lambda row: row.request_id, key=lambda row: row.request_id, figures=False),
+    ]
+)  # fmt: skip
