@@ -212,7 +212,7 @@ def _say_ready(view: "EngineView") -> None:
         click.echo("Ready.")
         return
     parts = ", ".join(f"{row.owner} {readable(row.bytes)}" for row in memory_plan(resolved))
-    seconds = sum(view.phases.values()) / 1e9
+    seconds = view.phases.get("total", 0) / 1e9
     click.echo(
         f"Ready after {seconds:.1f} s: {resolved.device}, {resolved.dtype}, context {limits.context_limit} tokens, "
         f"{limits.max_num_seqs} at once."
