@@ -1,6 +1,6 @@
 """An OTLP collector made of the official protobuf service definitions: gRPC and HTTP on loopback, all kept in memory.
 
-`with Collector() as collector` listens on both; `collector.environ(protocol)` points a daemon's standard variables at it.
+`with Collector() as collector` listens on both; `collector.environ(protocol)` are a daemon's standard variables for it.
 """
 
 import threading
@@ -150,7 +150,7 @@ class _Traces(trace_grpc.TraceServiceServicer):
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
 
-    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name
+    def Export(self, request: Any, context: Any) -> Any:
         self._collector.take_traces(request)
         return trace_pb.ExportTraceServiceResponse()
 
@@ -159,7 +159,7 @@ class _Metrics(metrics_grpc.MetricsServiceServicer):
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
 
-    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name
+    def Export(self, request: Any, context: Any) -> Any:
         self._collector.take_metrics(request)
         return metrics_pb.ExportMetricsServiceResponse()
 
@@ -171,7 +171,7 @@ def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:
     }
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 - http.server's name
+        def do_POST(self) -> None:
             message, take = routes[self.path]
             body = self.rfile.read(int(self.headers["content-length"]))
             assert self.headers["content-type"] == "application/x-protobuf"
