@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from daemon.port import EngineView
+from daemon.rounds import Past
 from engine.errors import InferdError
 from telemetry import probe
 from telemetry.bundle import FOLDER, Folder
@@ -23,6 +24,7 @@ from telemetry.events import Event, Incident, RequestRecord, StateChanged
 from telemetry.exposition import Exposition
 from telemetry.feed import Feed
 from telemetry.fold import Fold
+from telemetry.history import History
 from telemetry.journal import Journal
 from telemetry.metric import Outside
 from telemetry.otlp import metrics_from, traces_from
@@ -55,14 +57,17 @@ class Instruments:
         self._head = Head.from_environ(os.environ)
         self._traces = traces_from(version)
         self._metrics = metrics_from(version)
+        self._state_dir = state_dir
+        self.history, self.past = History(), Past()
         sinks: dict[str, Sink] = {
             "fold": self.fold.take,
             "feed": self.feed.take,
             "journal": Journal(state_dir / _JOURNAL_NAME).take,
             "bundle": casebook.take,
+            "doctor": self.past.take,
         }
         pace: dict[str, float] = {}
-        wants: dict[str, tuple[type[Event], ...]] = {"bundle": casebook.wants}
+        wants: dict[str, tuple[type[Event], ...]] = {"bundle": casebook.wants, "doctor": Past.wants}
         if self._traces is not None:
             sinks["trace"], pace["trace"], wants["trace"] = self._traces.take, _PACE_SECONDS, self._traces.wants
         if self._metrics is not None:
@@ -147,6 +152,9 @@ class Instruments:
             dropped=self._dropped(),
             versions=self._versions,
             config=config,
+            history=self.history.samples,
+            state_dir=str(self._state_dir),
+            daemon_pid=os.getpid(),
         )
 
     def _catch_up(self) -> None:

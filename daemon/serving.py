@@ -31,11 +31,13 @@ from daemon.instruments import Instruments
 from daemon.lifecycle import Lifecycle, systemd_notifier, watchdog_interval_s
 from daemon.limits import LimitsArbiter
 from daemon.port import EnginePort, EngineView
+from daemon.rounds import PARTS as ROUNDS_PARTS
+from daemon.rounds import Rounds
 from daemon.settings import Loaded
 from daemon.sockets import BACKLOG, listen
 from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
-from telemetry import lag
+from telemetry import lag, snapshot
 from telemetry.events import Event
 
 log = logging.getLogger("inferd")
@@ -142,8 +144,10 @@ class Daemon:
             instruments.ask_sizes(lambda: {**engine.sizes(), **kitchen.sizes()})
             door = FrontDoor(keyless=not keys, host=settings.host, origins=settings.allow_origin)
             app = build_api([*OpenAi(kitchen).routes(), *health.routes()], door, max_body_bytes=settings.max_body)
+            rounds = self._rounds(engine, instruments)
             try:
                 control.start()
+                rounds.start()
                 runner = web.AppRunner(app, **RUNNER_OPTIONS)
                 await runner.setup()
                 for each in sockets:
@@ -153,6 +157,7 @@ class Daemon:
                 await runner.cleanup()
                 await kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
             finally:
+                rounds.stop()
                 control.stop()
         return 0
 
@@ -237,6 +242,17 @@ class Daemon:
             gate=lifecycle.gate,
             sampled=instruments.sampled,
             request_timeout_s=settings.request_timeout,
+        )
+
+    def _rounds(self, engine: Engine, instruments: Instruments) -> Rounds:
+        config = self._loaded.public()
+        return Rounds(
+            lambda: snapshot.build(instruments.fold, ROUNDS_PARTS, instruments.views(engine.view(), config)),
+            instruments.publish,
+            instruments.history,
+            instruments.past,
+            state_dir=self._state_dir,
+            settings=config,
         )
 
     def _control(

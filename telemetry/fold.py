@@ -297,7 +297,9 @@ class Fold:
     def _loop_lag(self, event: events.LoopLag) -> None:
         histogram = self._state.lag.get(event.loop)
         if histogram is not None:
-            histogram.add_all([lag / 1e6 for lag in sorted(event.lags_us)])
+            lags = [lag / 1e6 for lag in sorted(event.lags_us)]
+            histogram.add_all(lags)
+            self._state.window.observe(event.at_ns, f"lag.{event.loop}", lags)
 
     def _exemplar(self, trace_id: str, value: float) -> Exemplar | None:
         return Exemplar(trace_id, value, self._wall()) if trace_id else None

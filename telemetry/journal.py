@@ -94,11 +94,30 @@ def read(path: Path) -> Iterator[Line]:
         if not file.exists():
             continue
         with file.open("rb") as lines:
-            for line in lines:
-                try:
-                    yield msgspec.json.decode(line, type=Line)
-                except msgspec.DecodeError:  # torn by a full disk, or of a later version
-                    continue
+            yield from (line for line in map(_decoded, lines) if line is not None)
+
+
+def tail(path: Path, most_bytes: int) -> list[Line]:
+    """The newest lines of the journal at `path`, oldest first: those in its last `most_bytes`. Raises OSError."""
+    lines: list[bytes] = []
+    for file in (path, _older(path, 1)):
+        if most_bytes <= 0 or (file != path and not file.exists()):
+            break
+        with file.open("rb") as opened:
+            start = max(0, opened.seek(0, os.SEEK_END) - most_bytes)
+            opened.seek(start)
+            data = opened.read(most_bytes)
+        most_bytes -= len(data)
+        lines = data.split(b"\n")[1 if start else 0 :] + lines
+    return [line for line in map(_decoded, lines) if line is not None]
+
+
+def _decoded(line: bytes) -> Line | None:
+    """None for a line that was torn by a full disk, or is of a later version."""
+    try:
+        return msgspec.json.decode(line, type=Line)
+    except msgspec.DecodeError:
+        return None
 
 
 def _older(path: Path, number: int) -> Path:

@@ -52,6 +52,7 @@ class LatencyView(Part, frozen=True, kw_only=True):
     prefill_tokens_per_second: float
     requests_per_second: float
     steps_per_second: float
+    loop_lag: dict[str, Percentiles] | None = None  # by loop: how late it wakes up
 
 
 class TimeBreakdown(Part, frozen=True, kw_only=True):

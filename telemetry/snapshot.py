@@ -146,6 +146,7 @@ def _latency(state: State, now_ns: int, views: Views) -> LatencyView:
         prefill_tokens_per_second=sums.get("prefill_tokens", 0.0) / seconds,
         requests_per_second=sums.get("requests", 0.0) / seconds,
         steps_per_second=sums.get("steps", 0.0) / seconds,
+        loop_lag={loop: _percentiles(state, now_ns, f"lag.{loop}") for loop in events.LOOPS},
     )
 
 

@@ -18,6 +18,7 @@ from daemon.api.schema import parse_object
 from daemon.port import EnginePort
 from engine.budget import Limits
 from engine.errors import ConfigError, EngineFault
+from runbooks import check as runbooks
 from telemetry import feed as feeds
 from telemetry import snapshot as snapshots
 from telemetry.bundle import Folder
@@ -88,6 +89,7 @@ class Control:
             web.get(f"{base}/incidents", guarded(self.incidents)),
             web.get(f"{base}/incidents/{{id}}", guarded(self.incident)),
             web.get(f"{base}/decisions", guarded(self.decisions)),
+            web.get(f"{base}/runbooks/{{name}}", guarded(self.runbook)),
             web.get(f"{base}/config", guarded(self.config)),
             web.post(f"{base}/drain", guarded(self.drain)),
             web.post(f"{base}/resume", guarded(self.resume)),
@@ -176,6 +178,14 @@ class Control:
 
     async def decisions(self, _: web.Request) -> web.Response:
         return _json({"decisions": snapshots.build(self._desk.fold, ["decisions"]).decisions or []})
+
+    async def runbook(self, request: web.Request) -> web.Response:
+        """A runbook's Markdown, as `inferd doctor runbook NAME` prints it."""
+        try:
+            text = runbooks.text(request.match_info["name"])
+        except KeyError:
+            raise ApiError(404, f"runbooks are: {', '.join(runbooks.names())}", code="runbook_not_found") from None
+        return web.Response(text=text, content_type="text/markdown")
 
     async def config(self, _: web.Request) -> web.Response:
         return _json(self._desk.config)

@@ -1,0 +1,72 @@
+"""The engine, or the daemon itself, died without being asked to."""
+
+from collections import Counter
+
+from runbooks.check import finding
+from runbooks.evidence import Evidence
+from telemetry.events import EngineEnded, Finding
+
+_RECENT_SECONDS = 900.0
+_LOOP = 3
+# Deaths that another runbook explains better.
+_OTHERS = {"oom": "oom", "oom_killed": "oom", "wedged": "wedged_engine"}
+
+
+def check(evidence: Evidence) -> Finding | None:
+    return _daemon_died(evidence) or _engine_died(evidence)
+
+
+def _daemon_died(evidence: Evidence) -> Finding | None:
+    life, silent = evidence.life, evidence.missing.get("snapshot", "")
+    if life is None or life.clean or (life.alive and not silent):
+        return None
+    section = "the-daemon-does-not-answer" if life.alive else "the-daemon-died"
+    return finding(
+        evidence,
+        "crash_loop",
+        "critical",
+        f"the daemon (pid {life.pid}) lives, but does not answer on its control socket"
+        if life.alive
+        else f"the daemon (pid {life.pid}) died without an orderly end",
+        confidence=0.95,
+        next_step=f"inferd doctor runbook crash_loop {section}",
+        section=section,
+        control_socket=silent or "not asked",
+        flight_recorder=f"no mark of an orderly end; last event {life.silent_seconds:.0f} s ago",
+        kernel=_kernel(evidence),
+    )
+
+
+def _engine_died(evidence: Evidence) -> Finding | None:
+    deaths = [end for end in evidence.of(EngineEnded, _RECENT_SECONDS) if end.cause != "drained"]
+    if not deaths:
+        return None
+    causes = Counter(end.cause for end in deaths)
+    failed = evidence.snapshot.state is not None and evidence.snapshot.state.engine == "failed"
+    loop = len(deaths) >= _LOOP or failed
+    victims = sum(len(end.victims) for end in deaths)
+    times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
+    return finding(
+        evidence,
+        "crash_loop",
+        "critical" if loop else "warning" if len(deaths) > 1 else "info",
+        f"the engine died {times} in 15 minutes" + (": a restart does not help" if loop else " and was restarted"),
+        confidence=0.5 if set(causes) & set(_OTHERS) else 0.9,
+        next_step=f"see what killed it: inferd doctor runbook crash_loop {_section(causes)}",
+        section=_section(causes),
+        explains=() if len(deaths) < 2 else ("slow_start", "ttft_spike", "short_answers", "overload"),
+        causes=", ".join(f"{cause} × {count}" for cause, count in causes.most_common()),
+        last=deaths[-1].detail or deaths[-1].cause,
+        requests_lost=str(victims),
+        kernel=_kernel(evidence),
+    )
+
+
+def _section(causes: Counter[str]) -> str:
+    cause = causes.most_common(1)[0][0]
+    return {"killed": "killed-from-outside", "crash": "crashed"}.get(cause, "other-causes")
+
+
+def _kernel(evidence: Evidence) -> str:
+    kills = evidence.host.cgroup.oom_kills if evidence.host.cgroup else None
+    return "OOM kills in this memory group: " + ("not reported" if kills is None else str(kills))

@@ -1,0 +1,58 @@
+"""The KV cache is full: requests wait for blocks, or lose them and are computed again."""
+
+from collections import Counter
+
+from runbooks.check import finding
+from runbooks.evidence import Evidence
+from telemetry.events import Finding
+
+_THRASH_RATIO = 0.05  # of the granted tokens repeat what preemption threw away
+_LEAST_PREEMPTIONS = 3
+_FULL_RATIO = 0.9
+_WAITING_SHARE = 0.5  # of the reports: a pool that is full for a moment is well used
+
+
+def check(evidence: Evidence) -> Finding | None:
+    steps, kv = evidence.steps, evidence.snapshot.kv
+    if not steps:
+        return None
+    lost = [each for step in steps for each in step.preemptions]
+    recompute = sum(step.recompute_tokens for step in steps)
+    granted = recompute + sum(step.prefill_tokens + step.decode_tokens + step.draft_tokens for step in steps)
+    ratio = recompute / granted if granted else 0.0
+    waiting = sum(step.waiting_kv > 0 for step in steps) / len(steps)
+    blocks = steps[-1].kv_active + steps[-1].kv_cached + steps[-1].kv_free
+    full = max((step.kv_active / blocks for step in steps), default=0.0) if blocks else 0.0
+    thrash = len(lost) >= _LEAST_PREEMPTIONS and ratio >= _THRASH_RATIO
+    if not thrash and not (waiting >= _WAITING_SHARE and full >= _FULL_RATIO):
+        return None
+    lowered = _lowered(evidence)
+    causes = Counter(each.cause for each in lost)
+    section = "the-limit-is-below-the-ceiling" if lowered else "fewer-at-once"
+    tokens_lost = sum(each.tokens_lost for each in lost)
+    return finding(
+        evidence,
+        "kv_pressure",
+        "warning",
+        f"the KV cache is too small for what runs: {ratio:.0%} of the work is done again"
+        if thrash
+        else "requests wait because the KV cache is full",
+        confidence=0.95 if thrash else 0.8,
+        next_step=f"inferd doctor runbook kv_pressure {section}",
+        section=section,
+        explains=("ttft_spike", "slow_decode", "overload", "short_answers", "low_throughput"),
+        preemptions=", ".join(f"{cause} × {count}" for cause, count in causes.items()) or "none in this minute",
+        lost_work=f"{tokens_lost} computed positions; {recompute} of {granted} granted tokens were repeats",
+        pool=f"{full:.0%} of {blocks} blocks active at most; {waiting:.0%} of the reports had requests waiting for KV",
+        cached="not reported" if kv is None else f"{kv.cached} blocks (reclaimed before anything is preempted)",
+        limit=lowered or "at its ceiling",
+    )
+
+
+def _lowered(evidence: Evidence) -> str:
+    """What the live limit on blocks is, if it is well below what was allocated."""
+    limits, ceilings = evidence.snapshot.limits, evidence.snapshot.ceilings or {}
+    ceiling = ceilings.get("kv_blocks")
+    if limits is None or not isinstance(ceiling, int) or limits.kv_blocks >= 0.9 * ceiling:
+        return ""
+    return f"kv_blocks is {limits.kv_blocks}, its ceiling {ceiling}"
