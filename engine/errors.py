@@ -13,7 +13,24 @@
 It must not import anything: both planes, the daemon and the commands share it.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """Memory at one moment under the limit that is nearest; None = not measured. Fields: telemetry.evidence.Reading."""
+
+    at_ns: int
+    scope: str
+    limit_bytes: int | None = None
+    free_bytes: int | None = None
+    own_bytes: int | None = None
+    kv_bytes: int | None = None
+    neighbour_bytes: int | None = None
+    allocator_free_bytes: int | None = None
+    largest_free_bytes: int | None = None
+    typical_step_bytes: int | None = None
 
 
 class InferdError(Exception):
@@ -103,7 +120,8 @@ class DeadlineExceeded(RequestError):
 class OutOfMemory(RequestError):
     """An allocation failed on the device.
 
-    `requested_bytes` and `free_bytes` are 0 where the allocator did not say.
+    `requested_bytes` and `free_bytes` are 0 where the allocator did not say. `phase` is what the step was at
+    (engine/pulse.py), `row` whose part it was, if it was one row's. `readings`: first, before the step, and now.
     """
 
     code = "out_of_memory"
@@ -112,6 +130,9 @@ class OutOfMemory(RequestError):
         super().__init__(message, hint)
         self.requested_bytes = requested_bytes
         self.free_bytes = free_bytes
+        self.phase = ""
+        self.row: int | None = None
+        self.readings: tuple[MemoryReading, MemoryReading, MemoryReading] | None = None
 
 
 class EngineFault(InferdError):

@@ -12,15 +12,16 @@ from dataclasses import replace
 
 import msgspec
 
+from engine.autopsy import Autopsy, told
 from engine.budget import Limits
 from engine.errors import EngineFault, OutOfMemory
 from engine.output import Output
-from engine.plan import Runner, StepPlan, StepResult
+from engine.plan import Runner, SeqSlice, StepPlan, StepResult
 from engine.pulse import Pulse
 from engine.report import StallMeter, StepTimes, step_report
 from engine.request import Request
 from engine.scheduler import Scheduler
-from telemetry.events import Event, Incident
+from telemetry.events import Event
 
 _NOTHING = StepResult(step=0, tokens=())
 
@@ -35,6 +36,7 @@ class Engine:
         publish: Callable[[Event], None],
         clock: Callable[[], int] = time.monotonic_ns,
         pulse: Pulse | None = None,
+        autopsy: Autopsy | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -42,6 +44,7 @@ class Engine:
         self._clock = clock
         self._pulse = pulse or Pulse.attach(-1)
         runner.tell(self._pulse.tick)
+        self._autopsy = autopsy or Autopsy()
         self._stall = StallMeter()
         self._last_token_ns: dict[str, int] = {}  # live requests that have a token
         self._stall_base_ns: dict[str, int] = {}  # the meter when each of them began to decode
@@ -144,6 +147,7 @@ class Engine:
     def _after_step(self, plan: StepPlan, result: StepResult, times: StepTimes, outputs: list[Output]) -> list[Output]:
         """Publish the step; returns the outputs with their decode stall filled in."""
         self.steps += 1
+        self._autopsy.step_done(plan)
         self._stall.step(plan, times.committed_ns - times.begun_ns)
         gaps_ns, longest = self._gaps_ns(outputs, times.collected_ns)
         finished = tuple(output.request_id for output in outputs if output.finish is not None)
@@ -200,23 +204,24 @@ class Engine:
         Third in a row: EngineFault."""
         self._failures += 1
         now_ns = self._clock()
-        request_id = self._scheduler.heaviest(plan)
+        piece = heaviest(plan, error.row)
+        request_id = self._scheduler.in_row(piece.row) if piece else ""
         blamed = self._suspects.get(request_id, 0) + 1
         if request_id:  # else its largest part was cancelled while the step ran
             self._suspects[request_id] = blamed
-        self._publish(
-            Incident(
-                at_ns=now_ns,
-                incident_id=f"oom-{now_ns}",
-                kind="oom",
-                cause="unknown",
-                summary=f"step {plan.step} ({plan.tokens} tokens) ran out of memory: {error.message}",
-                request_ids=(request_id,) if request_id else (),
-            )
+        incident = self._autopsy.incident(
+            plan, error, piece, request_id, self._scheduler.state_facts(), self._scheduler.running_views(), now_ns
         )
+        self._publish(incident)
         if self._failures > 2:
             raise EngineFault(f"out of memory in {self._failures} steps in a row: {error.message}") from error
         self._scheduler.retry_after_oom(plan, now_ns)
         if self._failures < 2 and blamed < 2:
             return []
-        return self._ended(self._scheduler.fail(request_id, error.code, error.message, now_ns))
+        return self._ended(self._scheduler.fail(request_id, error.code, told(incident, error), now_ns))
+
+
+def heaviest(plan: StepPlan, row: int | None) -> SeqSlice | None:
+    """The part of a plan that is blamed for its memory: that of `row`, if it is known, else the largest."""
+    of_row = [piece for piece in plan.slices if piece.row == row]
+    return max(of_row or plan.slices, key=lambda piece: (piece.count, piece.start), default=None)

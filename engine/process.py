@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from engine import wire
+from engine.autopsy import Autopsy
 from engine.budget import Limits, Resolved
 from engine.config import EngineConfig
 from engine.errors import EngineFault, InferdError, OutOfMemory
@@ -35,7 +36,7 @@ from engine.outbox import Outbox
 from engine.plan import Runner
 from engine.pulse import Pulse
 from engine.scheduler import Scheduler
-from engine.server import Link, Server
+from engine.server import Faults, Link, Server
 from telemetry.events import Event, encode
 from telemetry.recorder import Recorder, ring_bytes
 
@@ -53,6 +54,7 @@ class Loaded:
     runner: Runner
     phases: dict[str, int]
     cache_root: str
+    faults: Faults | None = None
 
 
 Load = Callable[[EngineConfig, Callable[[str, float], None]], Loaded]
@@ -92,6 +94,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         limits=started.limits,
         runner=started.runner,
         phases=started.phases,
+        faults=started.faults,
         cache_root=f"{manifest.digest}/{started.resolved.kv_dtype}/{started.resolved.block_size}",
     )
 
@@ -144,7 +147,7 @@ def _start(
     )
     outbox = Outbox(link.post)
     publish = outbox.put if recorder is None else _recorded(recorder, outbox)
-    engine = Engine(scheduler, loaded.runner, publish, pulse=pulse)
+    engine = Engine(scheduler, loaded.runner, publish, pulse=pulse, autopsy=Autopsy(loaded.resolved.activation_bytes))
     gc.freeze()  # what was loaded stays for ever: no collection needs to walk it during a step
     ready_ns = time.monotonic_ns()
     phases = {  # in their order, and they sum to the total; torch's import is most of the boot
@@ -154,7 +157,7 @@ def _start(
         "total": ready_ns - begun_ns,
     }
     link.send(wire.Ready(pid=os.getpid(), resolved=loaded.resolved, limits=loaded.limits, phases=phases))
-    return Server(engine, link, outbox, loaded.resolved, loaded.limits)
+    return Server(engine, link, outbox, loaded.resolved, loaded.limits, loaded.faults)
 
 
 def _recorded(recorder: Recorder, outbox: Outbox) -> Callable[[Event], None]:

@@ -181,11 +181,14 @@ class Scheduler:
                 self._token_cap = 0
         return outputs
 
-    def heaviest(self, plan: StepPlan) -> str:
-        """The id of the request with the largest part of the plan that is out; empty if it has none."""
-        piece = max(plan.slices, key=lambda piece: (piece.count, piece.start), default=None)
-        sequence = self._roster.running.get(piece.row) if piece else None
+    def in_row(self, row: int) -> str:
+        """The id of the request that runs in `row`; empty if none does any more."""
+        sequence = self._roster.running.get(row)
         return sequence.request.id if sequence else ""
+
+    def running_views(self) -> list[SequenceView]:
+        """Those that hold a row."""
+        return [sequence.view() for sequence in self._roster.running.values()]
 
     def retry_after_oom(self, plan: StepPlan, now_ns: int) -> None:
         """The plan that is out had no effect but on rows, tables and copies: its grants are granted again, to fewer

@@ -7,8 +7,9 @@ Enter at `Server.run`.
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -72,10 +73,28 @@ class Link:
                 return
 
 
+class Faults(Protocol):
+    """Who can plant faults for drills: engine/device/faults.py."""
+
+    def plant(self, name: str, amount: int, kv_bytes: Callable[[], int]) -> str: ...
+
+    @property
+    def planted(self) -> str: ...
+
+
 class Server:
     """Obeys commands and steps the engine while there is work; sleeps in poll when there is none."""
 
-    def __init__(self, engine: Engine, link: Link, outbox: Outbox, resolved: Resolved, limits: Limits) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        link: Link,
+        outbox: Outbox,
+        resolved: Resolved,
+        limits: Limits,
+        faults: Faults | None = None,
+    ) -> None:
+        self._faults = faults
         self._engine = engine
         self._link = link
         self._outbox = outbox
@@ -191,14 +210,23 @@ class Server:
                 return self._engine.scheduler.block_map()
             case "sizes":
                 return self._sizes()
+            case "planted":
+                return self._faults.planted if self._faults is not None else None
             case "memory":
                 return {"rss_bytes": probe.resident_bytes() or 0}
         return None
 
     def _act(self, action: str) -> object:
+        """'reset_cache', or 'plant NAME AMOUNT' where faults can be planted; None for what is neither."""
         if action == "reset_cache":
             return {"blocks": self._engine.scheduler.reset_cache()}
+        if action.startswith("plant ") and self._faults is not None:
+            _, name, amount = action.split()
+            return {"planted": self._faults.plant(name, int(amount), self._kv_bytes)}
         return None
+
+    def _kv_bytes(self) -> int:
+        return self._engine.scheduler.state_facts().kv_active * self._ceilings.kv_block_bytes
 
     def _sizes(self) -> dict[str, int]:
         return {**self._engine.sizes(), "outbox": len(self._outbox), "bad_commands": self._bad_commands}

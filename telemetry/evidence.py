@@ -38,6 +38,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     neighbour_bytes: int | None = None  # of everybody else under a shared limit
     allocator_free_bytes: int | None = None  # taken from the system, but not in use: the allocator's cache
     largest_free_bytes: int | None = None  # the largest piece of that
+    typical_step_bytes: int | None = None  # what a step takes at its peak, as a rule
 
 
 class FailedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,6 +18,8 @@ _LOGITS_PHASES: Final = ("logits", "prompt_logprobs", "sample")
 _SPIKE: Final = 2  # times a typical step's tokens
 _NOISE_BYTES: Final = 1 << 20  # growth below this is not held against anybody...
 _NOISE_SHARE: Final = 0.5  # ...unless it is so much of what was asked for
+_BREATH_BYTES: Final = 32 << 20
+_LEAST_SHARE: Final = 0.25  # of the room there was: who took less did not take the room
 
 _KNOBS: Final = {
     "capacity": (
@@ -77,41 +79,68 @@ def judge_memory(fault: MemoryFault) -> Verdict:
 
 def _cause(fault: MemoryFault, grown: dict[str, int]) -> str:
     at, asked = fault.at, fault.requested_bytes
-    if _in_pieces(at, asked):
+    if _in_pieces(fault.first, at, asked):
         return "fragmentation"
     if at.free_bytes is None or not asked:
         return _step_cause(fault) or "unknown"
     shortfall = asked - at.free_bytes
     if shortfall <= 0:  # there was enough, in one piece or of unknown shape: something else refused
         return "unknown"
-    takers = {name: amount for name, amount in grown.items() if _counts(amount, asked)}
+    room = at.free_bytes + sum(grown.values())
+    takers = {name: amount for name, amount in grown.items() if _counts(amount, asked, room)}
+    if takers.get("leak", 0) < _breath(at):
+        takers.pop("leak", None)
     if sum(takers.values()) >= shortfall:
         return max(takers, key=lambda name: takers[name])
     return _step_cause(fault) or ("host_cgroup" if at.scope in ("cgroup", "host") else "capacity")
 
 
-def _counts(amount: int, asked: int) -> bool:
-    return amount >= _NOISE_BYTES or amount >= _NOISE_SHARE * asked
+def _counts(amount: int, asked: int, room: int) -> bool:
+    return amount >= _LEAST_SHARE * room and (amount >= _NOISE_BYTES or amount >= _NOISE_SHARE * asked)
+
+
+def _breath(at: Reading) -> int:
+    """By how much our own memory may grow without leaking: resident memory breathes, an allocator's count does not."""
+    return 0 if at.scope in ("process", "device") else max(_BREATH_BYTES, (at.own_bytes or 0) // 10)
 
 
 def _step_cause(fault: MemoryFault) -> str:
     """Why the step itself needs so much; empty if it is like the others."""
     if fault.step.phase in _LOGITS_PHASES:
-        return "logits"
+        extra = fault.step.phase == "prompt_logprobs" and fault.at.typical_step_bytes is None  # few steps have any
+        return "logits" if extra or _typical_fits(fault) else ""
     return "activation_spike" if _is_spike(fault) else ""
 
 
 def _is_spike(fault: MemoryFault) -> bool:
     step = fault.step
     own_share = 2 * step.chunk_tokens > step.tokens
-    return own_share and step.chunk_tokens > 1 and step.tokens >= _SPIKE * max(1, step.typical_tokens)
+    large = step.chunk_tokens > 1 and step.tokens >= _SPIKE * max(1, step.typical_tokens)
+    return own_share and large and _typical_fits(fault)
 
 
-def _in_pieces(at: Reading, asked: int) -> bool:
-    """Enough was free, but in no single piece: what the limit leaves cannot be joined to what the allocator keeps."""
+def _typical_fits(fault: MemoryFault) -> bool:
+    """Whether a step like those before would have had room. Where nobody measured one, memory is taken to grow with a
+    step's tokens; what this step held already is only known where nothing else is under the limit."""
+    at, step = fault.at, fault.step
+    free = at.free_bytes or 0
+    held = 0
+    if at.scope in ("process", "device") and at.limit_bytes is not None and fault.before.own_bytes is not None:
+        others = fault.before.own_bytes + (at.kv_bytes or 0) + (at.neighbour_bytes or 0)
+        held = max(0, at.limit_bytes - free - others)
+    if at.typical_step_bytes is not None:
+        return at.typical_step_bytes <= free + held
+    share = step.typical_tokens / max(1, step.tokens)
+    return share * (fault.requested_bytes + held) <= free + held
+
+
+def _in_pieces(first: Reading, at: Reading, asked: int) -> bool:
+    """Enough has become free, but in no single piece: what the limit leaves cannot be joined to what the allocator
+    keeps."""
     if at.allocator_free_bytes is None or at.largest_free_bytes is None or not asked:
         return False
-    return (at.free_bytes or 0) < asked <= at.allocator_free_bytes and at.largest_free_bytes < asked
+    since = at.allocator_free_bytes - (first.allocator_free_bytes or 0)
+    return (at.free_bytes or 0) < asked <= since and at.largest_free_bytes < asked
 
 
 def _grown(fault: MemoryFault) -> dict[str, int]:

@@ -8,12 +8,13 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
 from engine.device import batch as batches
+from engine.device.meter import Meter
 from engine.device.rows import Rows
 from engine.device.sample import Draw, Sampler, logprob_of
 from engine.errors import EngineFault, OutOfMemory
@@ -33,7 +34,7 @@ class TorchRunner:
     depth = 1
 
     def __init__(
-        self, model: Decoder, store: KVStore, rows: Rows, sampler: Sampler, rope: tuple[Tensor, Tensor]
+        self, model: Decoder, store: KVStore, rows: Rows, sampler: Sampler, rope: tuple[Tensor, Tensor], meter: Meter
     ) -> None:
         self._model = model
         self._store = store
@@ -43,12 +44,16 @@ class TorchRunner:
         self._done: deque[StepResult] = deque()
         self._clock = _clock(rows.tokens.device)
         self._tick: Callable[[str], None] = lambda phase: None
+        self._meter = meter
+        self._phase = ""
+        self._row: int | None = None  # whose memory is asked for now, if it is one row's
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See engine.plan.Runner."""
-        with translated():
-            self._tick("rows")
+        self._meter.before_step()
+        with self._meter.step(), self._explained(), translated():
+            self._at("rows")
             for row in plan.released:
                 self._sampler.end(row)
             for init in plan.admitted:
@@ -62,6 +67,21 @@ class TorchRunner:
             raise EngineFault("collect without launch")
         return self._done.popleft()
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """An OutOfMemory leaves with what is known of the moment: it is gone once the step's tensors are."""
+        try:
+            yield
+        except OutOfMemory as error:
+            error.phase, error.row = self._phase, self._row
+            with suppress(MemoryError, OSError):  # measuring takes a little memory too
+                error.readings = self._meter.readings()
+            raise
+
+    def _at(self, phase: str, row: int | None = None) -> None:
+        self._phase, self._row = phase, row
+        self._tick(phase)
+
     def tell(self, tick: Callable[[str], None]) -> None:
         """See engine.plan.Runner."""
         self._tick = tick
@@ -72,7 +92,7 @@ class TorchRunner:
     def _run(self, plan: StepPlan) -> StepResult:
         begun_ns = self._clock()
         batch = batches.build(plan.slices, self._rows, self._rope)
-        hidden = self._model.hidden(batch, self._store, lambda: self._tick("forward"))
+        hidden = self._model.hidden(batch, self._store, lambda: self._at("forward"))
         ends = [
             (index, span.begin + span.count - 1)
             for index, (piece, span) in enumerate(zip(plan.slices, batch.spans, strict=True))
@@ -84,14 +104,14 @@ class TorchRunner:
             chosen = (
                 hidden if last == list(range(hidden.shape[0])) else hidden[torch.tensor(last, device=hidden.device)]
             )
-            self._tick("logits")
+            self._at("logits")
             logits = self._model.logits(chosen)
         forward_ns = self._clock()
         tokens: list[tuple[int, ...]] = [()] * len(plan.slices)
         logprobs: list[tuple[TokenLogprob, ...]] = [()] * len(plan.slices)
         prompt_logprobs = self._prompt_logprobs(plan.slices, batch.spans, hidden)
         if logits is not None:  # last, since it alone changes what rows remember: a failed step can be granted again
-            self._tick("sample")
+            self._at("sample")
             with one_thread():
                 self._sample(plan.slices, [index for index, _ in ends], logits, tokens, logprobs)
         return StepResult(
@@ -139,7 +159,7 @@ class TorchRunner:
             count = 0 if best is None else min(piece.count, row.prompt_len - 1 - piece.start)
             entries: list[TokenLogprob] = []
             for offset in range(0, max(0, count), _LOGPROB_CHUNK):
-                self._tick("prompt_logprobs")
+                self._at("prompt_logprobs", piece.row)
                 chunk = min(_LOGPROB_CHUNK, count - offset)
                 logits = self._model.logits(hidden[span.begin + offset : span.begin + offset + chunk])
                 first = piece.start + offset + 1
@@ -159,14 +179,17 @@ def translated() -> Iterator[None]:
     except MemoryError as error:
         raise _out_of_memory(error) from error
     except RuntimeError as error:
-        # The CPU's allocator has no class of its own; neither have some of CUDA's libraries.
-        if re.search(
-            r"DefaultCPUAllocator|not enough memory|can't allocate memory|CUDA out of memory|ALLOC_FAILED", str(error)
-        ):
+        if re.search(_SHORT_OF_MEMORY, str(error)):
             raise _out_of_memory(error) from error
         raise EngineFault(f"the step failed: {error}") from error
 
 
+# The CPU's allocator has no class of its own; neither have some of CUDA's libraries. oneDNN says no more than that it
+# has no primitive when it cannot map the memory for one: for shapes that it served before, that is the only reason.
+_SHORT_OF_MEMORY = (
+    r"DefaultCPUAllocator|not enough memory|can't allocate memory|CUDA out of memory|ALLOC_FAILED|bad_alloc"
+    r"|could not (create|execute) a primitive"
+)
 _SIZES = {"": 1, "bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 

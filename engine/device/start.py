@@ -13,6 +13,8 @@ import torch
 
 from engine.budget import Limits, Resolved, resolve
 from engine.config import EngineConfig
+from engine.device.faults import FaultyMeter
+from engine.device.meter import CudaMeter, HostMeter, Meter
 from engine.device.rows import Rows
 from engine.device.runner import TorchRunner, translated
 from engine.device.sample import Sampler
@@ -43,6 +45,7 @@ class Started:
     limits: Limits
     runner: TorchRunner
     phases: dict[str, int]
+    faults: FaultyMeter | None = None
 
 
 class _Phases:
@@ -78,18 +81,24 @@ def start(config: EngineConfig, manifest: Manifest, model_dir: Path, progress: P
     with translated(), torch.inference_mode():
         model = build(manifest.spec, Weights(checkpoint, ops, torch.device(device), dtype), ops)
         phases.end("weights", 0.7)
-        runner = _runner(manifest, resolved, model)
+        store = KVStore(manifest.spec, resolved)
+        meter = _meter(store, torch.device(resolved.device))
+        faults = FaultyMeter(meter) if config.faults else None
+        runner = _runner(manifest, resolved, model, store, faults or meter)
         phases.end("pool", 0.8)
     _warm_up(runner, resolved)
     phases.end("warm_up", 1.0)
-    return Started(resolved=resolved, limits=limits, runner=runner, phases=phases.ns)
+    return Started(resolved=resolved, limits=limits, runner=runner, phases=phases.ns, faults=faults)
 
 
-def _runner(manifest: Manifest, resolved: Resolved, model: Decoder) -> TorchRunner:
+def _runner(manifest: Manifest, resolved: Resolved, model: Decoder, store: KVStore, meter: Meter) -> TorchRunner:
     spec, device = manifest.spec, torch.device(resolved.device)
-    store = KVStore(spec, resolved)
     rope = rope_tables(spec, resolved.max_model_len + 1, device, dtype_of(resolved.dtype))
-    return TorchRunner(model, store, Rows(resolved, store), Sampler(spec.vocab_size, device), rope)
+    return TorchRunner(model, store, Rows(resolved, store), Sampler(spec.vocab_size, device), rope, meter)
+
+
+def _meter(store: KVStore, device: torch.device) -> Meter:
+    return HostMeter(store.mapped) if store.mapped else CudaMeter(device)
 
 
 def _warm_up(runner: TorchRunner, resolved: Resolved) -> None:

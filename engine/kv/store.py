@@ -39,6 +39,11 @@ class KVStore:
     def bytes(self) -> int:
         return self._pool.numel() * self._pool.element_size()
 
+    @property
+    def mapped(self) -> tuple[int, int] | None:
+        """Address and length of the pool's own mapping; None on a device, whose memory is taken whole."""
+        return (self._pool.data_ptr(), len(self._mapping)) if self._mapping is not None else None
+
     def copy(self, source: int, target: int) -> None:
         """Copy one block, all layers."""
         self._pool[:, :, :, target] = self._pool[:, :, :, source]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import ConfigError
+from engine.loop import heaviest
 from engine.request import FinishReason, Request
 from tests.fakes.runner import lone_run
 from tests.fakes.scheduling import STEP_NS, Bench, ceilings, request, widest
@@ -297,7 +298,9 @@ def test_the_heaviest_can_be_failed_alone() -> None:
     it.add(request("small", 5, 5), request("large", 50, 5))
     plan = it.scheduler.plan(it.now_ns)
     it.plans.append(plan)
-    assert it.scheduler.heaviest(plan) == "large"
+    piece = heaviest(plan, None)
+    assert piece is not None
+    assert it.scheduler.in_row(piece.row) == "large"
     it.runner.oom = lambda plan: True
     with pytest.raises(Exception, match="planted"):
         it.runner.launch(plan)

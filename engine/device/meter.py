@@ -1,0 +1,189 @@
+"""Meters: what memory looks like to the allocator that just failed, or that is about to be asked.
+
+Owns how a host and a CUDA device are read, and which limit is the nearest one. It must not judge: readings go with the
+OutOfMemory to the engine's loop. Enter at `Meter.before_step`, `step` and `readings`. No msgspec here: a reading is
+engine/errors.py's.
+
+On a host an allocation fails at the address-space limit (RLIMIT_AS); the control group's and the machine's limits kill
+instead, but what they leave is read all the same. The nearest of the three is the one that is reported.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import re
+import resource
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine.errors import MemoryReading
+from telemetry import probe
+
+_REST = 500  # a measurement may cost one part in so many of the time
+_LEAST_REST_NS = 200_000_000
+
+
+class Meter(Protocol):
+    """One per runner."""
+
+    def before_step(self) -> None:
+        """A quiet moment: nothing of a step exists. Measures if it is time to."""
+
+    def step(self) -> AbstractContextManager[object]:
+        """Around everything that a step allocates."""
+
+    def readings(self) -> tuple[MemoryReading, MemoryReading, MemoryReading]:
+        """When serving began, at the last quiet moment, and now."""
+
+
+class _Sampled:
+    """The first and the last quiet reading, and how seldom to take one."""
+
+    def __init__(self, read: Callable[[bool], MemoryReading], clock: Callable[[], int]) -> None:
+        self._read = read
+        self._clock = clock
+        self._first: MemoryReading | None = None
+        self._before: MemoryReading | None = None
+        self._not_before_ns = 0
+
+    def before_step(self) -> None:
+        begun_ns = self._clock()
+        if begun_ns < self._not_before_ns:
+            return
+        self._before = self._read(False)
+        self._first = self._first or self._before
+        took_ns = self._clock() - begun_ns
+        self._not_before_ns = begun_ns + max(_LEAST_REST_NS, _REST * took_ns)
+
+    def step(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def readings(self) -> tuple[MemoryReading, MemoryReading, MemoryReading]:
+        now = self._read(True)
+        return self._first or now, self._before or now, now
+
+
+class HostMeter(_Sampled):
+    """This process on this host. `pool`: address and length of the KV pool's own mapping."""
+
+    def __init__(self, pool: tuple[int, int], clock: Callable[[], int] = time.monotonic_ns) -> None:
+        super().__init__(self._reading, clock)
+        self._pool = pool
+
+    def _reading(self, fully: bool) -> MemoryReading:
+        kv = resident_in(*self._pool) or 0
+        own = probe.resident()
+        held = own.anonymous_bytes + own.shared_bytes if own else None
+        scope, limit, free = nearest_limit()
+        heap_free, largest = _heap()
+        return MemoryReading(
+            at_ns=self._clock(),
+            scope=scope,
+            limit_bytes=limit,
+            free_bytes=free,
+            own_bytes=max(0, held - kv) if held is not None else None,
+            kv_bytes=kv,
+            neighbour_bytes=_neighbours(scope, limit, free, own.total_bytes if own else None),
+            allocator_free_bytes=heap_free,
+            largest_free_bytes=largest,
+        )
+
+
+class CudaMeter(_Sampled):
+    """One CUDA device; the pool is fixed, so it is part of what we hold."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        super().__init__(self._reading, clock)
+        self._device = device
+
+    def _reading(self, fully: bool) -> MemoryReading:
+        free, total = torch.cuda.mem_get_info(self._device)
+        used, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
+        largest = None
+        if fully:
+            blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+            largest = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
+        return MemoryReading(
+            at_ns=self._clock(),
+            scope="device",
+            limit_bytes=total,
+            free_bytes=free,
+            own_bytes=used,
+            neighbour_bytes=max(0, total - free - reserved),
+            allocator_free_bytes=reserved - used,
+            largest_free_bytes=largest,
+        )
+
+
+def nearest_limit() -> tuple[str, int | None, int | None]:
+    """(scope, limit, free) of the limit that leaves least."""
+    found: list[tuple[int, str, int]] = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        found.append((max(0, soft - virtual_bytes()), "address_space", soft))
+    group = probe.cgroup()
+    if group.limit_bytes is not None and group.usage_bytes is not None:
+        found.append((max(0, group.limit_bytes - group.usage_bytes), "cgroup", group.limit_bytes))
+    host = probe.host_memory()
+    if host is not None:
+        found.append((host.available_bytes, "host", host.total_bytes))
+    if not found:
+        return "", None, None
+    free, scope, limit = min(found)
+    return scope, limit, free
+
+
+def virtual_bytes() -> int:
+    """Address space that this process has mapped."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE
+
+
+def _neighbours(scope: str, limit: int | None, free: int | None, own: int | None) -> int | None:
+    """What others use under a limit that is shared; the daemon counts as one of them."""
+    if scope not in ("cgroup", "host") or limit is None or free is None or own is None:
+        return None
+    return max(0, limit - free - own)
+
+
+def resident_in(address: int, length: int) -> int | None:
+    """Bytes of our mapping at `address` (page-aligned) that are in memory; None if the kernel does not say."""
+    pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+    if ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), pages) != 0:
+        return None
+    return bytes(pages).count(1) * mmap.PAGESIZE
+
+
+def _heap() -> tuple[int | None, int | None]:
+    """What the C library's allocator holds unused, and the largest piece of it: malloc_info(3), glibc."""
+    text = malloc_info()
+    if text is None:
+        return None, None
+    free = [int(size) for size in re.findall(r'<total type="(?:fast|rest)" count="\d+" size="(\d+)"/>', text)][-2:]
+    pieces = re.findall(r'<(?:size|unsorted) from="\d+" to="(\d+)"', text)
+    return sum(free), max(map(int, pieces), default=0)
+
+
+def malloc_info() -> str | None:
+    """The allocator's own account as XML, written to memory; None where there is none to be had."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_info"):
+        return None
+    libc.fdopen.restype = ctypes.c_void_p
+    descriptor = os.memfd_create("inferd-heap", os.MFD_CLOEXEC)
+    stream = libc.fdopen(os.dup(descriptor), b"w")
+    try:
+        if not stream or libc.malloc_info(0, ctypes.c_void_p(stream)) != 0:
+            return None
+        libc.fflush(ctypes.c_void_p(stream))
+        size = os.fstat(descriptor).st_size
+        return os.pread(descriptor, size, 0).decode("ascii", errors="replace")
+    finally:
+        if stream:
+            libc.fclose(ctypes.c_void_p(stream))
+        os.close(descriptor)
