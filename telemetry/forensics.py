@@ -107,8 +107,8 @@ def _breath(at: Reading) -> int:
 def _step_cause(fault: MemoryFault) -> str:
     """Why the step itself needs so much; empty if it is like the others."""
     if fault.step.phase in _LOGITS_PHASES:
-        extra = fault.step.phase == "prompt_logprobs" and fault.at.typical_step_bytes is None  # few steps have any
-        return "logits" if extra or _typical_fits(fault) else ""
+        unknown = fault.at.typical_step_bytes is None  # and tokens say nothing about logits
+        return "logits" if unknown or _typical_fits(fault) else ""
     return "activation_spike" if _is_spike(fault) else ""
 
 
