@@ -1,0 +1,74 @@
+"""`inferd tune`: what the tuner did and learned, and what it would do.
+
+Owns the flags and the output; autotune/ and daemon/lab do the work. Enter at `command`.
+"""
+
+import json
+import os
+from typing import Any
+
+import click
+
+_PRESETS = ("agent", "batch", "chat")  # autotune.objective.PRESETS; named here so that --help loads nothing
+_ARRIVALS = ("bursty", "diurnal", "poisson", "switching")
+_LENGTHS = ("agent", "bimodal", "fixed", "heavy", "lognormal", "long", "mixed", "shared", "short", "turns")
+_KEY_VARIABLE = "INFERD_ADMIN_KEY"
+
+
+@click.group()
+def command() -> None:
+    """See and steer the tuner, and ask the simulator."""
+
+
+def _where(function: Any) -> Any:
+    """The flags that name a daemon."""
+    for option in (
+        click.option("--url", default="", help=f"A daemon's admin URL; its key comes from ${_KEY_VARIABLE}."),
+        click.option("--socket", default="", help="A daemon's control socket.  [default: the one that runs]"),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command()
+@_where
+@click.option("--learned", default="", help="Instead of a daemon: what was learned for a model of this name.")
+@click.option(
+    "--lengths", type=click.Choice(_LENGTHS), default="lognormal", show_default=True, help="How long requests are."
+)
+@click.option("--arrival", type=click.Choice(_ARRIVALS), default="poisson", show_default=True, help="How they arrive.")
+@click.option("--rate", type=click.FloatRange(0), default=0.0, help="Requests a second on average.")
+@click.option(
+    "--users", type=click.IntRange(0), default=0, help="Instead: so many, each waiting for the answer.  [default: 8]"
+)
+@click.option("--journal", default="", help="Instead: the requests of this journal.")
+@click.option("--trace", default="", help="Instead: a JSONL file of at_s, prompt_tokens, output_tokens.")
+@click.option("--times", type=click.FloatRange(0, min_open=True), default=1.0, help="Also at so many times the load.")
+@click.option("--replicas", is_flag=True, help="How many replicas would be enough for this load?")
+@click.option("--for", "purpose", type=click.Choice(_PRESETS), help="The targets of a preset.")
+@click.option("--ttft", type=click.FloatRange(0), default=0.0, help="Target of time to first token, p95, in seconds.")
+@click.option(
+    "--inter-token", type=click.FloatRange(0), default=0.0, help="Target of the gap between tokens, p95, in seconds."
+)
+@click.option("--seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Simulated time.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def simulate(socket: str, url: str, learned: str, as_json: bool, **flags: Any) -> None:
+    """What would this engine do under another load?
+
+    The real scheduler and block pool run against a model of this machine's step times, in virtual time. It is
+    calibrated by a running daemon, or by what the tuner learned of the last one.
+    """
+    from daemon.lab.calibrate import calibration
+    from daemon.lab.simulation import Question, answered, render
+    from daemon.paths import state_dir
+
+    given = [name for name in ("rate", "users", "journal", "trace") if flags[name]]
+    if len(given) > 1:
+        raise click.UsageError(f"--{given[0]} and --{given[1]} both say what arrives: give one")
+    if not given:
+        flags["users"] = 8
+    flags["purpose"] = flags["purpose"] or ""
+    known = calibration(socket, url, os.environ.get(_KEY_VARIABLE, ""), state_dir(), learned)
+    report = answered(Question(**flags), known)
+    click.echo(json.dumps(report, indent=2) if as_json else render(report))
