@@ -6,6 +6,8 @@ import logging
 import sys
 import time
 
+from aiohttp.http_exceptions import HttpProcessingError
+
 
 class _Text(logging.Formatter):
     def __init__(self) -> None:
@@ -42,3 +44,15 @@ def configure(log_format: str, level: str) -> None:
     root.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(client_faults)
+
+
+def client_faults(record: logging.LogRecord) -> bool:
+    """What is no HTTP is its sender's fault: one line, where aiohttp would write an error with a traceback, with which
+    anybody could fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args = f"{record.getMessage()}: {' '.join(str(error).split())[:200]}", ()
+        record.exc_info = record.exc_text = None
+    return True

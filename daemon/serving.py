@@ -31,6 +31,7 @@ from daemon.instruments import Instruments
 from daemon.lifecycle import Lifecycle, systemd_notifier, watchdog_interval_s
 from daemon.limits import LimitsArbiter
 from daemon.port import EnginePort, EngineView
+from daemon.reload import Reload
 from daemon.rounds import PARTS as ROUNDS_PARTS
 from daemon.rounds import Rounds
 from daemon.settings import Loaded
@@ -90,6 +91,7 @@ class Daemon:
         runtime_dir: Path,
         state_dir: Path,
         version: str,
+        read: Callable[[], Loaded] | None = None,
         on_listening: Callable[[Addresses], None] = lambda _: None,
         on_ready: Callable[[EngineView], None] = lambda _: None,
     ) -> None:
@@ -100,10 +102,13 @@ class Daemon:
         self._runtime_dir = runtime_dir
         self._state_dir = state_dir
         self._version = version
+        self._read = read or (lambda: loaded)
         self._on_listening = on_listening
         self._on_ready = on_ready
         self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
         self._signals = 0
+        self._had_terminal = _has_terminal()
         self._abandon: Callable[[], None] = lambda: None
 
     async def run(self) -> int:
@@ -153,7 +158,7 @@ class Daemon:
                 for each in sockets:
                     await web.SockSite(runner, each, backlog=BACKLOG).start()
                 self._on_listening(self._addresses(sockets, control))
-                await self._serve(engine, lifecycle, kitchen, instruments, notify)
+                await self._serve(engine, lifecycle, kitchen, instruments, notify, arbiter)
                 await runner.cleanup()
                 await kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
             finally:
@@ -168,11 +173,13 @@ class Daemon:
         kitchen: Kitchen,
         instruments: Instruments,
         notify: Callable[[str], None],
+        arbiter: LimitsArbiter,
     ) -> None:
         """From the engine's start to the last answer."""
         chores = [
             asyncio.create_task(_every(_OBSERVE_S, lifecycle.observe)),
             asyncio.create_task(lag.watch("api", instruments.publish)),
+            asyncio.create_task(self._reloads(engine, arbiter)),
         ]
         interval_s = watchdog_interval_s()
         if interval_s is not None:
@@ -205,14 +212,26 @@ class Daemon:
         self._on_ready(ready.result())
         return True
 
+    async def _reloads(self, engine: Engine, arbiter: LimitsArbiter) -> None:
+        """Read the settings again after each SIGHUP."""
+        reload = Reload(self._loaded, self._read, engine.view, arbiter.propose)
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            await reload.again()
+
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: a test
                 loop.add_signal_handler(signum, self._on_signal, signum)
 
     def _on_signal(self, signum: int) -> None:
-        """The first one drains. A second Ctrl-C ends at once; the engine ends with its parent."""
+        """The first one drains. A second Ctrl-C ends at once; the engine ends with its parent. A SIGHUP is a wish to
+        read the settings again, unless it says that the terminal is gone in which this was started."""
+        if signum == signal.SIGHUP and not (self._had_terminal and not _has_terminal()):
+            self._reload.set()
+            return
         self._signals += 1
         if self._signals > 1 and signum == signal.SIGINT:
             log.warning("interrupted again: ending at once")
@@ -322,6 +341,15 @@ def check_exposure(host: str, keys: Keys) -> None:
             f"host {host} can be reached from elsewhere, and there is no API key",
             "set --api-key-file or INFERD_API_KEY, or use --host 127.0.0.1",
         )
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal now."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _netloc(host: str) -> str:

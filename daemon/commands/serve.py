@@ -71,15 +71,19 @@ def command(model: str | None, config: str | None, check: bool, plan: bool, **fl
     Settings come from defaults, a TOML file, INFERD_* variables and these flags, later ones first; see
     inferd.example.toml for all of them.
     """
-    loaded = load({"model": model, **flags}, config=config)
+
+    def read() -> Loaded:
+        return load({"model": model, **flags}, config=config)
+
+    loaded = read()
     if plan:
         return _print_plan(loaded)
     if check:
         return _check(loaded)
-    return _serve(loaded)
+    return _serve(loaded, read)
 
 
-def _serve(loaded: Loaded) -> int:
+def _serve(loaded: Loaded, read: Callable[[], Loaded]) -> int:
     import asyncio
 
     from daemon import logs, paths
@@ -108,6 +112,7 @@ def _serve(loaded: Loaded) -> int:
                 runtime_dir=runtime_dir,
                 state_dir=state_dir,
                 version=version(),
+                read=read,
                 on_listening=lambda where: _say_listening(found.name, loaded, where),
                 on_ready=lambda view: _say_ready(view),
             )

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from daemon.api.errors import ApiError
 from daemon.api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
+from daemon.logs import client_faults
 from tests.fakes.api import MODEL, Api, chat_body, serving
 from tests.fakes.port import ScriptedPort, saying
 
@@ -154,6 +157,49 @@ async def test_broken_bodies_routes_and_methods_are_json_errors_too() -> None:
         got, body, _ = await raw(api, "GET", "/v1/models/nope")
         assert (got, body["error"]["code"]) == (404, "model_not_found")
         assert (await api.complete())[0] == 200, "and it still serves"
+
+
+async def raw_bytes(api: Api, data: bytes) -> bytes:
+    """What the daemon answers to these bytes until it closes, or until the answer is whole."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(api.url).port)
+    writer.write(data)
+    async with asyncio.timeout(60):
+        answer = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    return answer
+
+
+async def test_what_is_no_http_is_a_400_and_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 38's neighbours. aiohttp answers before any code of ours is asked, in plain text."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    server_log = logging.getLogger("aiohttp.server")
+    monkeypatch.setattr(server_log, "filters", [client_faults])
+    caplog.set_level(logging.INFO)
+    async with ScriptedPort() as port, serving(port) as api:
+        for data in (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40),
+            b"HELLO\r\n\r\n",
+            b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
+            b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+            head + b"Content-Length: -5\r\n\r\n",
+            head + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        ):
+            assert b" 400 Bad Request" in await raw_bytes(api, data), data
+        assert (await api.complete())[0] == 200, "and it still serves"
+    assert "Traceback" not in caplog.text
+    assert all(record.levelno <= logging.INFO for record in caplog.records)
+
+
+async def test_a_body_that_is_too_large_or_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.api.body.BODY_S", 0.2)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with ScriptedPort() as port, serving(port) as api:
+        assert b" 413 " in await raw_bytes(api, head + b"Content-Length: 99999999999\r\n\r\n{}")
+        assert b" 408 " in await raw_bytes(api, head + b"Content-Length: 100\r\n\r\n{")
+        await api.settled(2)
+        assert [record.reason for record in api.records] == ["rejected", "rejected"]
 
 
 JSON = st.recursive(
