@@ -33,6 +33,7 @@ from engine.errors import ConfigError, DoesNotFit, EngineFault, InferdError, Mod
 from engine.pulse import Beat, Pulse
 from telemetry import probe
 from telemetry.events import Event
+from telemetry.threads import name_this_thread
 
 log = logging.getLogger("inferd.engine")
 
@@ -276,6 +277,7 @@ class EngineLife:
 
     def _read_telemetry(self) -> None:
         """The telemetry thread: until the life is over and nothing is left to read."""
+        name_this_thread("tel-receive")
         while True:
             over = self._over.is_set()
             if not self._telemetry.poll(0 if over else _TELEMETRY_POLL_MS):

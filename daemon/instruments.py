@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -20,14 +20,14 @@ from engine.errors import InferdError
 from telemetry import probe
 from telemetry.bundle import FOLDER, Folder
 from telemetry.bus import Bus, Sink
-from telemetry.events import Event, Incident, RequestRecord, StateChanged
+from telemetry.events import AnyEvent, Event, Incident, RequestRecord, StateChanged
 from telemetry.exposition import Exposition
 from telemetry.feed import Feed
 from telemetry.fold import Fold
 from telemetry.history import History
-from telemetry.journal import Journal
+from telemetry.journal import NOT_KEPT, Journal
 from telemetry.metric import Outside
-from telemetry.otlp import metrics_from, traces_from
+from telemetry.otlp import metrics_from, pace_seconds, traces_from
 from telemetry.postmortem import Casebook, Note, previous_life
 from telemetry.recorder import Recorder
 from telemetry.sampling import Head
@@ -36,7 +36,6 @@ from telemetry.snapshot import Views
 _RING_NAME = "daemon.ring"
 _ENGINE_RING_NAME = "engine.ring"
 _JOURNAL_NAME = "journal.jsonl"
-_PACE_SECONDS = 1.0  # of what leaves the machine: an export costs a round trip, so records are gathered for it
 _CATCH_UP_SECONDS = 0.05  # a reader waits at most so long for the fold to have what was published before
 
 
@@ -67,11 +66,12 @@ class Instruments:
             "doctor": self.past.take,
         }
         pace: dict[str, float] = {}
-        wants: dict[str, tuple[type[Event], ...]] = {"bundle": casebook.wants, "doctor": Past.wants}
+        kept = tuple(kind for kind in get_args(AnyEvent) if kind not in NOT_KEPT)
+        wants: dict[str, tuple[type[Event], ...]] = {"bundle": casebook.wants, "doctor": Past.wants, "journal": kept}
         if self._traces is not None:
-            sinks["trace"], pace["trace"], wants["trace"] = self._traces.take, _PACE_SECONDS, self._traces.wants
+            sinks["trace"], pace["trace"], wants["trace"] = self._traces.take, pace_seconds(), self._traces.wants
         if self._metrics is not None:
-            sinks["otlp_metrics"], pace["otlp_metrics"] = self._metrics.take, _PACE_SECONDS
+            sinks["otlp_metrics"], pace["otlp_metrics"] = self._metrics.take, pace_seconds()
             wants["otlp_metrics"] = self._metrics.wants
         self._bus = Bus(self._recorder, sinks, pace=pace, wants=wants)
         self._exposition = Exposition(

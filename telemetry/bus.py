@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from telemetry import events
 from telemetry.events import Event
 from telemetry.recorder import Recorder
+from telemetry.threads import name_this_thread
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ class _Outlet:
             self.lost += count
 
     def _run(self) -> None:
+        name_this_thread(f"tel-{self.name}")
         while True:
             self._wake.wait()
             self._hurry.wait(self._batch_seconds)

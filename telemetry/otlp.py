@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _HTTP: Final = "http/protobuf"
+_PACE_SECONDS: Final = 5.0  # the standard's default
 _SAY_AGAIN_SECONDS = 60.0
 
 
@@ -45,6 +46,12 @@ def metrics_from(version: str, environ: Mapping[str, str] = os.environ) -> "GenA
         return GenAiMetrics(_exporter(protocol, "metric_exporter", "OTLPMetricExporter"), version)
 
     return _set_up("METRICS", environ, make)
+
+
+def pace_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """How long spans are gathered for one export, as an export costs a round trip: OTEL_BSP_SCHEDULE_DELAY."""
+    given = environ.get("OTEL_BSP_SCHEDULE_DELAY", "").strip()
+    return int(given) / 1000 if given.isdigit() else _PACE_SECONDS
 
 
 def _set_up(signal: str, environ: Mapping[str, str], make: Callable[[str], T]) -> T | None:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,7 +57,13 @@ class Served:
     """`inferd serve MODEL ARGS` under private runtime and state directories; the model cache is the user's own."""
 
     def __init__(
-        self, directory: Path, model: str, *args: str, ready_s: float = 120.0, env: dict[str, str] | None = None
+        self,
+        directory: Path,
+        model: str,
+        *args: str,
+        ready_s: float = 120.0,
+        env: dict[str, str] | None = None,
+        command: Sequence[str] = INFERD,
     ) -> None:
         self.directory = directory
         self.port = free_port()
@@ -67,7 +73,7 @@ class Served:
         self.log_path = directory / "daemon.log"
         self.runtime.mkdir(parents=True, exist_ok=True)
         self.state.mkdir(parents=True, exist_ok=True)
-        self._args = [*INFERD, "serve", model, "--port", str(self.port), *args]
+        self._args = [*command, "serve", model, "--port", str(self.port), *args]
         self._env = {
             **os.environ,
             "RUNTIME_DIRECTORY": str(self.runtime),
@@ -174,7 +180,11 @@ class Served:
         return self.process.returncode
 
     def __enter__(self) -> "Served":
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.process is not None:

@@ -83,4 +83,4 @@ def test_a_collector_that_never_answers_delays_no_publisher_and_no_reader(
             instruments.publish(ended(number))
         assert instruments.record("r999") is not None
         assert b'sink="trace"' in instruments.render("")[0]
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 30  # a publisher that waited would need a second for each

@@ -65,6 +65,7 @@ class Collector:
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
             "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
             "OTEL_METRIC_EXPORT_INTERVAL": "500",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
         }
 
     def __enter__(self) -> "Collector":
