@@ -2,6 +2,7 @@
 
 from telemetry import buckets
 from telemetry.events import PREEMPTION_CAUSES
+from telemetry.ladder import fragmentation
 from telemetry.metric import Metric, Reading, View, each, unowned
 
 
@@ -16,7 +17,10 @@ def _fragmentation(view: View) -> list[Reading]:
     if blocks is None or not blocks.total or not block_size:
         return []
     slots = blocks.active * block_size
-    return each({"tail": blocks.tail_slots / slots if slots else 0.0, "stranded": blocks.stranded / blocks.total})
+    known = {"tail": blocks.tail_slots / slots if slots else 0.0, "stranded": blocks.stranded / blocks.total}
+    report = view.state.memory.get("engine")
+    pieces = fragmentation(report.measured) if report else None
+    return each(known if pieces is None else {**known, "allocator": pieces})
 
 
 ROWS = (
@@ -31,7 +35,7 @@ ROWS = (
         "inferd_kv_fragmentation_ratio",
         "gauge",
         "tail: empty slots of last blocks / active slots. stranded: blocks of sequences that do not run, and free "
-        "ones that the head of the queue cannot use / all. allocator: reserved, free, but in pieces too small.",
+        "ones that the head of the queue cannot use / all. allocator: reserved, free, but not in its largest piece.",
         _fragmentation,
         {"kind": ("tail", "stranded", "allocator")},
     ),
