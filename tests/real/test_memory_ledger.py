@@ -70,9 +70,9 @@ async def test_what_is_booked_explains_the_process_idle_loaded_and_after_and_a_h
         assert abs(outside.anonymous_bytes + outside.shared_bytes - held_bytes(idle)) < 8 * _MIB, "idle: they agree"
 
         streams = [
-            running.session.submit([request(f"r{i}", 40, tuple(range(1000 * i, 1000 * i + 300)))])[0] for i in range(12)
+            running.session.submit([request(f"r{i}", 24, tuple(range(1000 * i, 1000 * i + 200)))])[0] for i in range(8)
         ]
-        answers = asyncio.gather(*(read(stream, seconds=120) for stream in streams))
+        answers = asyncio.gather(*(read(stream, seconds=200) for stream in streams))
         loaded = await next_report(running, more=3)
         assert loaded.booked["kv"] > idle.booked["kv"]
         check_explained(loaded, _LIBRARY_RATIO)
