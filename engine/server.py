@@ -262,6 +262,7 @@ class Server:
                 kv_free=facts.kv_free,
                 telemetry_dropped=self._outbox.dropped,
                 step_cost=self._engine.step_cost(),
+                block_ages_ms=self._engine.scheduler.block_ages(),
             )
         )
         report = self._books.report(now_ns)

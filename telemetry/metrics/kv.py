@@ -3,7 +3,7 @@
 from telemetry import buckets
 from telemetry.events import PREEMPTION_CAUSES
 from telemetry.ladder import fragmentation
-from telemetry.metric import Metric, Reading, View, each, unowned
+from telemetry.metric import Metric, Reading, View, each, one
 
 
 def _blocks(view: View) -> list[Reading]:
@@ -21,6 +21,10 @@ def _fragmentation(view: View) -> list[Reading]:
     report = view.state.memory.get("engine")
     pieces = fragmentation(report.measured) if report else None
     return each(known if pieces is None else {**known, "allocator": pieces})
+
+
+def _ages(view: View, kind: str) -> list[Reading]:
+    return one(view.state.block_ages[kind])
 
 
 ROWS = (
@@ -42,22 +46,22 @@ ROWS = (
     Metric(
         "inferd_kv_block_lifetime_seconds",
         "histogram",
-        "From a block's allocation to its eviction (sampled).",
-        unowned,
+        "From a block's allocation until it is free again (sampled).",
+        lambda view: _ages(view, "lifetime"),
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(
         "inferd_kv_block_idle_before_evict_seconds",
         "histogram",
         "How long an evicted block had not been used (sampled).",
-        unowned,
+        lambda view: _ages(view, "idle_before_evict"),
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(
         "inferd_kv_block_reuse_gap_seconds",
         "histogram",
         "Between two uses of a cached block (sampled).",
-        unowned,
+        lambda view: _ages(view, "reuse_gap"),
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(

@@ -1,4 +1,4 @@
-"""The real engine process with one flaw: at SIGUSR1 it takes 100 MiB that nobody books, and keeps them."""
+"""The real engine process with one flaw: at SIGUSR2 it takes 100 MiB that nobody books, and keeps them."""
 
 import mmap
 import signal
@@ -30,7 +30,7 @@ def load(config: EngineConfig, progress: Callable[[str, float], None]) -> Loaded
             pages[offset] = 1
         hoard.append(pages)
 
-    signal.signal(signal.SIGUSR1, take)
+    signal.signal(signal.SIGUSR2, take)
     return load_model(config, progress)
 
 

@@ -81,7 +81,7 @@ async def test_what_is_booked_explains_the_process_idle_loaded_and_after_and_a_h
         check_explained(after, _LIBRARY_RATIO)
         assert loaded.measured["probe_ns"] < 1e9
 
-        os.kill(view.pid, signal.SIGUSR1)
+        os.kill(view.pid, signal.SIGUSR2)
         hoarding = await next_report(running)
         shown = hoarding.measured["unbooked"] - after.measured["unbooked"]
         assert abs(shown - HOARD_BYTES) < 5 * _MIB, (shown / _MIB, after, hoarding)
