@@ -55,8 +55,8 @@ class BlockAges:
         return taken
 
     def sizes(self) -> dict[str, int]:
-        """Entries of the maps; none exceeds the number of sampled blocks."""
-        return {"ages_taken": len(self._taken_ns), "ages_idle": len(self._idle_ns)}
+        """Entries of the maps; at most two for each sampled block."""
+        return {"pool_ages": len(self._taken_ns) + len(self._idle_ns)}
 
     def _sample(self, kind: str, since_ns: int | None) -> None:
         samples = self._samples[kind]

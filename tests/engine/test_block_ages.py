@@ -41,7 +41,7 @@ def test_in_a_large_pool_only_a_sample_is_looked_at_and_maps_stay_small() -> Non
     pool = BlockPool(1 << 16, lambda _: None, ages)
     pool.release(pool.take(1 << 16))
     assert len(ms(ages.drain()["lifetime"])) == 512
-    assert ages.sizes() == {"ages_taken": 0, "ages_idle": 0}
+    assert ages.sizes() == {"pool_ages": 0}
 
 
 def test_a_scheduler_under_pressure_yields_all_three_and_the_fold_keeps_them() -> None:
