@@ -19,13 +19,12 @@ from tui.feed import Feed
 from tui.page import Desk, Page
 from tui.palette import Palette
 from tui.view import Frame, View
-from tui.widgets.lines import Board
 
 _HELP = """\
 1-7        screens: overview, memory, kv, steps, requests, tuner, findings
 tab        to the next screen; shift+tab back; or click on its name
 ↑ ↓ j k    move in a list; page up and down, home, end; or click
-enter      open: a request's stages stay below its list; a finding's remedy runs after a question
+enter      open: a request's stages take the whole screen, and give it back; a finding's remedy, after a question
 space      hold the display (a recording: pause); again to go on
 ← →        in a recording: ten seconds back or on; [ and ] a minute
 S          save a screenshot as SVG in the current directory
@@ -73,6 +72,7 @@ class Top(App[None]):
         prefix: tuple[str, ...] = ("inferd",),
         environ: Mapping[str, str] = os.environ,
         pictures: Path = Path(),
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__()
         self.title = "inferd top"
@@ -81,6 +81,7 @@ class Top(App[None]):
         self.palette = Palette(colour=not environ.get("NO_COLOR"))
         self._pages = pages()
         self._pictures = pictures
+        self._clock = now_ns
         tabs = tuple((page.KEY, page.NAME) for page in self._pages)
         self.desk = Desk(
             view=View(), feed=feed, palette=self.palette, runbook=runbook, tabs=tabs, prefix=prefix
@@ -114,16 +115,21 @@ class Top(App[None]):
     def redraw_age(self) -> None:
         """A source that is silent is told from one that is well: the age goes on."""
         if not self.desk.feed.replayed:
-            self.desk.view.now_ns = time.monotonic_ns()
+            self.desk.view.now_ns = self._clock()
             self._redraw(only="#header")
+
+    def redraw_all(self) -> None:
+        """Bring the screen up to date with the view."""
+        self._redraw()
 
     def _redraw(self, only: str = "") -> None:
         for screen in self.screen_stack:
             if isinstance(screen, Page) and screen.is_mounted:
-                if only:
-                    screen.query_one(only, Board).redraw()
-                else:
-                    screen.redraw()
+                screen.redraw(only)
+
+    def page_shown(self) -> Page:
+        """The screen that is shown, below any dialog."""
+        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, Page))
 
     def action_page(self, name: str) -> None:
         self.desk.said = ""

@@ -8,12 +8,14 @@ import hmac
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 from textual_serve.server import Server
 
 _COOKIE: Final = "inferd_top"
+_PAGE: Final = Path(__file__).parent / "web"  # our own: the library's takes its font from another host
 _HOST: Final = "127.0.0.1"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -22,7 +24,7 @@ class Browser(Server):
     """Serves `command` on `port` of loopback; `announce` gets the address once it can be opened."""
 
     def __init__(self, command: Sequence[str], port: int, announce: Callable[[str], None]) -> None:
-        super().__init__(shlex.join(command), host=_HOST, port=port, title="inferd top")
+        super().__init__(shlex.join(command), host=_HOST, port=port, title="inferd top", templates_path=_PAGE)
         self._token = secrets.token_urlsafe(16)
         self._announce = announce
 

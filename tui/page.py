@@ -35,6 +35,9 @@ class Desk:
     prefix: tuple[str, ...] = field(default_factory=lambda: ("inferd",))  # how `inferd` is called, for remedies
 
 
+_EDGES = 3  # header, tabs, footer
+
+
 class Page(Screen[None]):
     """One screen. Sub-classes give NAME, KEY, and `body`; `WANTS` is what their frames need of the engine."""
 
@@ -60,10 +63,13 @@ class Page(Screen[None]):
     def body(self) -> ComposeResult:
         raise NotImplementedError
 
-    def redraw(self) -> None:
-        """Bring what is shown up to date with the view."""
-        self.update_rows()
-        for board in self.query(Board):
+    def redraw(self, only: str = "") -> None:
+        """Bring what is shown, or only the board called so, up to date with the view."""
+        if len(self.query(".edge")) < _EDGES or not self.is_running:
+            return  # not composed yet, or being taken down
+        if not only:
+            self.update_rows()
+        for board in self.query(only or "Board").results(Board):
             board.redraw()
 
     def update_rows(self) -> None:

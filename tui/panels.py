@@ -13,13 +13,13 @@ from tui.text import (
     UNKNOWN,
     Line,
     Span,
+    age,
     beside,
     clock,
     count,
     duration,
     fit,
     line,
-    nanoseconds,
     pad,
     percent,
     rate,
@@ -32,6 +32,7 @@ from tui.widgets.ladder import ladder, legend, ordered, spare_names, stacked
 from tui.widgets.spark import chart, spark
 
 WIDE: Final = 120
+_LEGEND: Final = 2  # lines of names under a bar
 _STALE_S: Final = 3.0  # older than this, what is shown is said to be old
 _NO_PROGRESS_S: Final = 5.0
 _LIVE: Final = (("ttft", "TTFT"), ("inter_token", "inter-token"), ("e2e", "end to end"))
@@ -48,18 +49,18 @@ def header(view: View, width: int) -> Line:
     state, queue = known.state, known.queue
     name = (state.daemon if state else None) or NOT_REPORTED
     mark, style = _MARKS.get(name, ("▲", "warning"))
-    since = f" {nanoseconds(state.daemon_age_ns)}" if state and state.daemon_age_ns is not None else ""
-    spans: list[str | Span] = [(" inferd ", "strong"), (f"{mark} {name}", style), f"{since}  {known.model}  "]
+    since = f" {age(state.daemon_age_ns)}" if state and state.daemon_age_ns is not None else ""
+    spans: list[str | Span] = [(" inferd ", "strong"), (f"{mark} {name}", style), f"{since}  "]
+    found = known.findings or []
+    if found:
+        worst = max(found, key=lambda f: _severity(f.severity))
+        spans += [(f"{len(found)} finding{'s' if len(found) > 1 else ''}", _style(worst.severity)), "  "]
     spans += _engine(view)
     spans.append(
         f"run {count(queue.running) if queue else UNKNOWN}  wait {count(queue.waiting) if queue else UNKNOWN}  "
     )
     kv = view.values("kv")
-    spans.append(f"kv {percent(kv[-1] if kv else None)}  ")
-    found = known.findings or []
-    if found:
-        worst = max(found, key=lambda f: _severity(f.severity))
-        spans.append((f"{len(found)} finding{'s' if len(found) > 1 else ''}", _style(worst.severity)))
+    spans.append(f"kv {percent(kv[-1] if kv else None)}  {known.model}")
     tail = f"{view.label} " if view.label else f"{view.age_s or 0:.0f} s ago "
     left = fit(line(*spans), max(0, width - len(tail) - 1))
     return (*left, (f" {tail}", "dim"))
@@ -73,7 +74,7 @@ def _engine(view: View) -> list[str | Span]:
     if state.engine not in (None, "ready"):
         spans.append((f"engine {state.engine}  ", "warning"))
     if state.progress_age_ns is not None and state.progress_age_ns > _NO_PROGRESS_S * 1e9:
-        spans.append((f"no progress for {nanoseconds(state.progress_age_ns)}  ", "critical"))
+        spans.append((f"no progress for {age(state.progress_age_ns)}  ", "critical"))
     if state.restarts:
         spans.append((f"restarts {state.restarts}  ", "warning"))
     return spans
@@ -91,7 +92,10 @@ def _away(view: View) -> Line:
 def overview(view: View, width: int, height: int) -> list[Line]:
     """Everything on one screen; a large one draws charts."""
     roomy = width >= WIDE and height >= 30
-    lines = [*_limits(view, width), *(_charts(view, width) if roomy else _latency(view, width))]
+    lines = [
+        *_limits(view, width),
+        *(_charts(view, width, max(4, min(10, (height - 28) // 2))) if roomy else _latency(view, width)),
+    ]
     lines += [*time_breakdown(view, width), *memory(view, width)]
     left = height - len(lines)
     return [*lines, *notes(view, width, left)] if left > 1 else lines
@@ -103,10 +107,10 @@ def _limits(view: View, width: int) -> list[Line]:
         return [line((" limits  ", "label"), (NOT_REPORTED, "dim"))]
     parts = (
         f"{limits.max_num_seqs} seqs",
-        f"{count(limits.max_num_batched_tokens)} tok/step",
+        f"{count(limits.max_num_batched_tokens)} tok",
         f"chunk {limits.prefill_chunk}",
         f"{limits.max_partial_prefills} partial",
-        f"context {count(limits.context_limit)}",
+        f"ctx {count(limits.context_limit)}",
         f"{count(limits.kv_blocks)} blocks",
         *([f"spec {limits.spec_depth}"] if limits.spec_depth else []),
     )
@@ -164,9 +168,8 @@ def _why(queue: "object") -> str:
     return f"waiting: {said}" if said else "waiting: not looked at yet"
 
 
-def _charts(view: View, width: int) -> list[Line]:
+def _charts(view: View, width: int, height: int) -> list[Line]:
     half = (width - 2) // 2
-    height = 5
     points = ("p50", "p95", "p99")
     pairs = []
     for name, label in (("ttft", "TTFT"), ("inter_token", "Inter-token")):
@@ -199,11 +202,11 @@ def time_breakdown(view: View, width: int) -> list[Line]:
     found = view.snapshot.time_breakdown if view.snapshot else None
     if found is None:
         return [rule("Time by stage", width, NOT_REPORTED)]
-    stages = {name: found.stages[name] for name in STAGES if found.stages.get(name)}
+    stages = {name: found.stages.get(name, 0.0) for name in STAGES}
     title = rule("Time by stage", width, f"requests that ended in the last {found.window_seconds} s")
-    if not stages:
+    if not any(stages.values()):
         return [title, line((" no request ended in that time", "dim"))]
-    return [title, line(" ", *stacked(stages, width - 2)), *legend(stages, width, percent)]
+    return [title, line(" ", *stacked(stages, width - 2)), *legend(stages, width, percent)[:_LEGEND]]
 
 
 def memory(view: View, width: int) -> list[Line]:
@@ -217,7 +220,7 @@ def memory(view: View, width: int) -> list[Line]:
     title = rule("Memory", width, f"in use {size(used)}{share}{source}")
     amounts = ordered(found.owners)
     shown = legend(amounts, width, lambda value: size(int(value)), spare_names())
-    return [title, *ladder(found.owners, width, limit), *shown]
+    return [title, *ladder(found.owners, width, limit), *shown[:_LEGEND]]
 
 
 def notes(view: View, width: int, height: int) -> list[Line]:
@@ -258,7 +261,8 @@ def _said(note: Note) -> tuple[str, str, str]:
         case events.EngineEnded():
             return "engine", f"ended, {note.cause}: {note.detail}", "dim" if note.cause == "drained" else "critical"
         case events.StateChanged():
-            return "state", f"{note.state}: {note.why}", "info" if note.state == "ready" else "warning"
+            why = f": {note.why}" if note.why else ""
+            return "state", f"{note.state}{why}", "info" if note.state == "ready" else "warning"
 
 
 def _severity(name: str) -> int:

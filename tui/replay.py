@@ -29,6 +29,7 @@ from tui.text import clock, duration
 from tui.view import Frame
 
 _TICK_S: Final = 1.0
+_HEAD_BYTES: Final = 64  # in which a line says what it is
 _REBOOT_NS: Final = 3600 * 1_000_000_000  # a clock that fell so far is that of another boot
 _RECORDINGS: Final = ("journal.jsonl", "*.ring", "*.ring.previous")  # of a state directory
 
@@ -90,19 +91,12 @@ def _directory(path: Path) -> Iterator[Moment]:
 
 def _lines(path: Path) -> Iterator[Moment]:
     """A journal with its older files, or a recorded feed."""
-    with path.open("rb") as lines:
-        recorded = b'"snapshot":' in next(iter(lines), b"")[:100]
-    if not recorded:
-        yield from (Moment(line.unix_seconds, event=line.event) for line in journal.read(path))
-        return
+    yield from (Moment(line.unix_seconds, event=line.event) for line in journal.read(path))
     with path.open("rb") as lines:
         for text in lines:
-            if b'"snapshot":' in text[:100]:
+            if b'"snapshot":' in text[:_HEAD_BYTES]:
                 found = msgspec.json.decode(text, type=RecordedSnapshot)
                 yield Moment(found.unix_seconds, snapshot=found.snapshot)
-            else:
-                line = msgspec.json.decode(text, type=journal.Line)
-                yield Moment(line.unix_seconds, event=line.event)
 
 
 def _ring(path: Path) -> Iterator[Moment]:
@@ -165,7 +159,7 @@ class Player:
         taken: list[Event] = []
         for moment in fresh:
             if moment.snapshot is not None:
-                self._recorded = moment.snapshot
+                self._recorded = _merged(self._recorded, moment.snapshot)
             if moment.event is not None:
                 self._take(moment.event, moment.unix_seconds)
                 taken.append(moment.event)
@@ -184,6 +178,14 @@ class Player:
     def _state(self, until: float) -> Snapshot:
         self._now_ns = self._last_ns + max(0, int((until - self._at) * 1e9))
         return snapshots.build(self._fold, None, Views(wall=lambda: until))
+
+
+def _merged(before: Snapshot | None, given: Snapshot) -> Snapshot:
+    """A recorded feed repeats only what changes: a part that is not there is as it was."""
+    if before is None:
+        return given
+    kept = {name: getattr(before, name) for name in Snapshot.__struct_fields__ if getattr(given, name) is None}
+    return msgspec.structs.replace(given, **kept)
 
 
 def last(path: Path) -> Snapshot:

@@ -19,7 +19,8 @@ _KIB: Final = 1024
 
 def line(*parts: str | Span) -> Line:
     """Plain strings and (text, style) spans as one line."""
-    return tuple((part, "") if isinstance(part, str) else part for part in parts if part and part != ("", ""))
+    spans = ((part, "") if isinstance(part, str) else part for part in parts)
+    return tuple(span for span in spans if span[0])
 
 
 def cells(text: str) -> int:
@@ -78,9 +79,11 @@ def right(text: str, width: int) -> str:
 def rule(title: str, width: int, note: str = "") -> Line:
     """A panel's title: `── title ───── note ──`."""
     title, note = clip(title, width - 6), clip(note, max(0, width - cells(title) - 10))
-    tail = f" {note} ──" if note else ""
-    dashes = "─" * max(0, width - cells(title) - 4 - cells(tail))
-    return line(("── ", "rule"), (title, "title"), (f" {dashes}{tail}", "rule"))
+    tail = f" {note} " if note else ""
+    dashes = "─" * max(0, width - cells(title) - 4 - cells(tail) - (2 if note else 0))
+    return line(
+        ("── ", "rule"), (title, "title"), (f" {dashes}", "rule"), (tail, "label"), ("──" if note else "", "rule")
+    )
 
 
 def beside(left: Sequence[Line], other: Sequence[Line], left_width: int, gap: int = 2) -> list[Line]:
@@ -138,6 +141,13 @@ def duration(value_s: float | None) -> str:
     if seconds < 86400:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02}m"
     return f"{seconds // 86400}d{seconds % 86400 // 3600:02}h"
+
+
+def age(value_ns: int | None) -> str:
+    """Whole seconds: how long something has been so."""
+    if value_ns is None:
+        return UNKNOWN
+    return f"{value_ns // 1_000_000_000} s" if value_ns < 99_500_000_000 else nanoseconds(value_ns)
 
 
 def nanoseconds(value_ns: int | None) -> str:

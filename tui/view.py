@@ -62,6 +62,17 @@ class Rung:
     limit_bytes: int | None
 
 
+def kv_share(snapshot: Snapshot) -> float | None:
+    """Active blocks as a share of those that may be used: the live limit, where it is below the pool."""
+    kv, limits = snapshot.kv, snapshot.limits
+    if kv is None or kv.active is None:
+        return None
+    usable = sum(n or 0 for n in (kv.active, kv.cached, kv.free))
+    if limits is not None:
+        usable = min(usable, limits.kv_blocks)
+    return kv.active / usable if usable else None
+
+
 class View:
     """Everything known of the watched daemon. Stamps of parts and events are the daemon's, `*_ns` of frames ours."""
 
@@ -155,8 +166,7 @@ class View:
             self._add(name, getattr(latency, f"{name}_per_second") if latency else None)
         for name in ("running", "waiting"):
             self._add(name, getattr(queue, name) if queue else None)
-        total = sum(n for n in (kv.active, kv.cached, kv.free) if n is not None) if kv else 0
-        self._add("kv", kv.active / total if kv and kv.active is not None and total else None)
+        self._add("kv", kv_share(given))
         self._add("tail", kv.tail_ratio if kv else None)
         self._add("stranded", kv.stranded_ratio if kv else None)
         if memory is not None and memory.owners is not None:

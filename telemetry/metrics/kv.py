@@ -2,8 +2,7 @@
 
 from telemetry import buckets
 from telemetry.events import PREEMPTION_CAUSES
-from telemetry.ladder import fragmentation
-from telemetry.metric import Metric, Reading, View, each, one
+from telemetry.metric import Metric, Reading, View, each, unowned
 
 
 def _blocks(view: View) -> list[Reading]:
@@ -17,14 +16,7 @@ def _fragmentation(view: View) -> list[Reading]:
     if blocks is None or not blocks.total or not block_size:
         return []
     slots = blocks.active * block_size
-    known = {"tail": blocks.tail_slots / slots if slots else 0.0, "stranded": blocks.stranded / blocks.total}
-    report = view.state.memory.get("engine")
-    pieces = fragmentation(report.measured) if report else None
-    return each(known if pieces is None else {**known, "allocator": pieces})
-
-
-def _ages(view: View, kind: str) -> list[Reading]:
-    return one(view.state.block_ages[kind])
+    return each({"tail": blocks.tail_slots / slots if slots else 0.0, "stranded": blocks.stranded / blocks.total})
 
 
 ROWS = (
@@ -39,29 +31,29 @@ ROWS = (
         "inferd_kv_fragmentation_ratio",
         "gauge",
         "tail: empty slots of last blocks / active slots. stranded: blocks of sequences that do not run, and free "
-        "ones that the head of the queue cannot use / all. allocator: reserved, free, but not in its largest piece.",
+        "ones that the head of the queue cannot use / all. allocator: reserved, free, but in pieces too small.",
         _fragmentation,
         {"kind": ("tail", "stranded", "allocator")},
     ),
     Metric(
         "inferd_kv_block_lifetime_seconds",
         "histogram",
-        "From a block's allocation until it is free again (sampled).",
-        lambda view: _ages(view, "lifetime"),
+        "From a block's allocation to its eviction (sampled).",
+        unowned,
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(
         "inferd_kv_block_idle_before_evict_seconds",
         "histogram",
         "How long an evicted block had not been used (sampled).",
-        lambda view: _ages(view, "idle_before_evict"),
+        unowned,
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(
         "inferd_kv_block_reuse_gap_seconds",
         "histogram",
         "Between two uses of a cached block (sampled).",
-        lambda view: _ages(view, "reuse_gap"),
+        unowned,
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(

@@ -24,11 +24,15 @@ def pool(view: View, width: int) -> list[Line]:
     if kv is None or kv.active is None:
         return [rule("Pool", width, NOT_REPORTED)]
     total = sum(n or 0 for n in (kv.active, kv.cached, kv.free))
-    whole = f"{count(total)} blocks of {count(kv.block_size)} tokens, {size(kv.block_bytes)} each"
+    limits = view.snapshot.limits if view.snapshot else None
+    usable = min(total, limits.kv_blocks) if limits else total
+    bound = f"; the limit lets {count(usable)} be used" if usable < total else ""
+    whole = f"{count(total)} blocks of {count(kv.block_size)} tokens, {size(kv.block_bytes)} each{bound}"
     lines = [rule("Pool", width, whole)]
     room = max(0, width - 40)
     for name, value in (("active", kv.active), ("cached", kv.cached), ("free", kv.free)):
-        share = right(percent((value or 0) / total if total else None), 8)
+        whole_of = usable if name == "active" else total
+        share = right(percent((value or 0) / whole_of if whole_of else None), 8)
         drawn = spark(view.values("kv"), room, 1.0) if name == "active" else ""
         lines.append(line((pad(f" {name}", 15), "label"), right(count(value), 12), share, "   ", (drawn, "p95")))
     waste = (("tail waste", kv.tail_ratio, "tail", "of held slots are the empty ends of last blocks"),

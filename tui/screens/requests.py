@@ -53,7 +53,7 @@ class Requests(Page):
     NAME: ClassVar[str] = "Requests"
     KEY: ClassVar[str] = "5"
     WANTS: ClassVar[frozenset[str]] = frozenset({"requests"})
-    KEYS: ClassVar[tuple[tuple[str, str], ...]] = (("/", "filter"), ("s", "sort"), ("r", "reverse"), ("a", "abort"))
+    KEYS: ClassVar[tuple[tuple[str, str], ...]] = (("enter", "open"), ("/", "filter"), ("s", "sort"), ("a", "abort"))
     BINDINGS: ClassVar = [
         ("slash", "filter", "Filter by words of id, state, reason"),
         ("s", "sort", "Sort by the next column"),
@@ -79,7 +79,7 @@ class Requests(Page):
 
     def _summary(self, width: int) -> Line:
         live = self.view.live()
-        said = "the engine did not answer: running and waiting are not reported" if live is None else ""
+        said = "no answer of the engine: what runs is not reported" if live is None else ""
         order = f"by {self.sorted_by}" if self.sorted_by else "by state"
         only = f"  only '{self.wanted}'" if self.wanted else ""
         return line((f" {count(len(self._rows))} requests {order}{only}  ", "label"), (said, "warning"))
@@ -107,6 +107,12 @@ class Requests(Page):
         self._open = row.request_id if row else ""
         self.query_one("#detail", Board).redraw()
 
+    @on(Rows.Opened, "#list")
+    def _opened(self) -> None:
+        """The stages get the whole screen; again, and the list is back."""
+        self.toggle_class("opened")
+        self.call_after_refresh(self.redraw)
+
     def action_filter(self) -> None:
         box = self.query_one("#filter", Input)
         box.add_class("open")
@@ -124,6 +130,7 @@ class Requests(Page):
             box = self.query_one("#filter", Input)
             box.value, self.wanted = "", ""
             box.remove_class("open")
+            self.remove_class("opened")
             rows_of(self, "list").focus()
             self.redraw()
 

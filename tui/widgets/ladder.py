@@ -34,24 +34,26 @@ def widths(amounts: Sequence[float], width: int) -> list[int]:
 
 def stacked(amounts: Mapping[str, float], width: int, spare: Sequence[str] = ()) -> Line:
     """One bar of `width` cells; names in `spare` are drawn as empty room."""
+    fills = {name: index % FILLS for index, name in enumerate(amounts)}
     names = [name for name, amount in amounts.items() if amount > 0]
     total = sum(amounts[name] for name in names)
     if not names:
         return line((pad(" nothing yet", width), "spare"))
     spans = []
-    for index, (name, cells) in enumerate(zip(names, widths([amounts[n] for n in names], width), strict=True)):
+    for name, cells in zip(names, widths([amounts[n] for n in names], width), strict=True):
         label = f" {name} {percent(amounts[name] / total)}"
         text = label if len(label) < cells else f" {name}" if len(name) + 1 < cells else ""
-        spans.append((pad(text, cells), "spare" if name in spare else f"fill{index % FILLS}"))
+        spans.append((pad(text, cells), "spare" if name in spare else f"fill{fills[name]}"))
     return tuple(spans)
 
 
 def legend(
     amounts: Mapping[str, float], width: int, write: Callable[[float], str], spare: Sequence[str] = ()
 ) -> list[Line]:
-    """Name and figure of each amount, in the bar's order and colours."""
-    names = [name for name, amount in amounts.items() if amount > 0]
-    inks = [("dim" if name in spare else f"ink{index % FILLS}") for index, name in enumerate(names)]
+    """Name and figure of each amount, in the bar's order and colours, which are its place's among `amounts`."""
+    known = [(name, f"ink{index % FILLS}") for index, name in enumerate(amounts) if amounts[name] > 0]
+    names = [name for name, _ in known]
+    inks = ["dim" if name in spare else ink for name, ink in known]
     return wrapped(
         (
             line(("■ ", ink), name, (f" {write(amounts[name])}", "strong"))
@@ -63,7 +65,7 @@ def legend(
 
 def ordered(owners: Mapping[str, int]) -> dict[str, float]:
     """In use first, then what is reclaimable, then room: so that the bar's lit part ends where use ends."""
-    used = {name: float(amount) for name, amount in owners.items() if name not in _RESERVE and amount > 0}
+    used = {name: float(amount) for name, amount in owners.items() if name not in _RESERVE}
     spare = {name: float(owners[name]) for name in _RESERVE if owners.get(name, 0) > 0}
     return used | spare
 
