@@ -155,6 +155,7 @@ class Instruments:
             history=self.history.samples,
             state_dir=str(self._state_dir),
             daemon_pid=os.getpid(),
+            engine_pid=engine.process_pid or engine.pid,
         )
 
     def _catch_up(self) -> None:

@@ -20,7 +20,8 @@ class EngineView:
     state: str
     why: str = ""
     engine_id: str = ""
-    pid: int | None = None
+    pid: int | None = None  # when it is ready
+    process_pid: int | None = None  # also while it loads
     restarts: int = 0
     resolved: Resolved | None = None
     limits: Limits | None = None

@@ -125,7 +125,7 @@ class EngineSession:
         """What is known now. Safe from any thread."""
         view, status, life = self._view, self._status, self._life
         if view.state not in ("ready", "draining") or status is None or life is None:
-            return view
+            return replace(view, process_pid=self.engine_pid)
         return replace(
             view,
             progress_age_ns=max(0, time.monotonic_ns() - max(self._progress_ns, life.beat().at_ns)),

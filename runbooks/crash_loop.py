@@ -7,6 +7,7 @@ from runbooks.evidence import Evidence
 from telemetry.events import EngineEnded, Finding
 
 _RECENT_SECONDS = 900.0
+_SILENT_SECONDS = 10.0  # without an event in the flight recorder: until then it is busy rather than stuck
 _LOOP = 3
 # Deaths that another runbook explains better.
 _OTHERS = {"oom": "oom", "oom_killed": "oom", "wedged": "wedged_engine"}
@@ -21,14 +22,15 @@ def _daemon_died(evidence: Evidence) -> Finding | None:
     if life is None or life.clean or (life.alive and not silent):
         return None
     section = "the-daemon-does-not-answer" if life.alive else "the-daemon-died"
+    busy = life.alive and life.silent_seconds < _SILENT_SECONDS
     return finding(
         evidence,
         "crash_loop",
-        "critical",
-        f"the daemon (pid {life.pid}) lives, but does not answer on its control socket"
+        "warning" if busy else "critical",
+        f"the daemon (pid {life.pid}) lives, but did not answer on its control socket in time"
         if life.alive
         else f"the daemon (pid {life.pid}) died without an orderly end",
-        confidence=0.95,
+        confidence=0.5 if busy else 0.95,
         next_step=f"inferd doctor runbook crash_loop {section}",
         section=section,
         control_socket=silent or "not asked",

@@ -26,6 +26,7 @@ class Targets:
 
     ttft_seconds: float = 5.0  # p99
     inter_token_seconds: float = 0.5  # p99
+    loop_lag_seconds: float = 0.25  # p90
     stuck_seconds: float = 10.0  # without progress; a slow prefill makes progress
     start_seconds: float = 120.0
     creep_bytes: int = 128 << 20

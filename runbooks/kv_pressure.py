@@ -21,7 +21,8 @@ def check(evidence: Evidence) -> Finding | None:
     granted = recompute + sum(step.prefill_tokens + step.decode_tokens + step.draft_tokens for step in steps)
     ratio = recompute / granted if granted else 0.0
     waiting = sum(step.waiting_kv > 0 for step in steps) / len(steps)
-    blocks = steps[-1].kv_active + steps[-1].kv_cached + steps[-1].kv_free
+    limits = evidence.snapshot.limits
+    blocks = limits.kv_blocks if limits else steps[-1].kv_active + steps[-1].kv_cached + steps[-1].kv_free
     full = max((step.kv_active / blocks for step in steps), default=0.0) if blocks else 0.0
     thrash = len(lost) >= _LEAST_PREEMPTIONS and ratio >= _THRASH_RATIO
     if not thrash and not (waiting >= _WAITING_SHARE and full >= _FULL_RATIO):
@@ -43,7 +44,7 @@ def check(evidence: Evidence) -> Finding | None:
         explains=("ttft_spike", "slow_decode", "overload", "short_answers", "low_throughput"),
         preemptions=", ".join(f"{cause} × {count}" for cause, count in causes.items()) or "none in this minute",
         lost_work=f"{tokens_lost} computed positions; {recompute} of {granted} granted tokens were repeats",
-        pool=f"{full:.0%} of {blocks} blocks active at most; {waiting:.0%} of the reports had requests waiting for KV",
+        pool=f"{full:.0%} of the {blocks} allowed blocks active at most; {waiting:.0%} of the reports had some waiting",
         cached="not reported" if kv is None else f"{kv.cached} blocks (reclaimed before anything is preempted)",
         limit=lowered or "at its ceiling",
     )

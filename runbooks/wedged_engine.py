@@ -45,6 +45,9 @@ def _without_tokens(evidence: Evidence) -> Finding | None:
     queue, steps = evidence.snapshot.queue, evidence.snapshot.steps
     if queue is None or steps is None or not queue.running or not evidence.serving or evidence.source == "offline":
         return None
+    silent_ns = evidence.snapshot.state.progress_age_ns if evidence.snapshot.state else None
+    if silent_ns is None or silent_ns > 0.5e9 * evidence.targets.stuck_seconds:
+        return None  # it does not tick either: it is stuck, or is about to be found so
     history = [sample for sample in evidence.history if sample.running]
     last_ns = max((step.at_ns for step in steps), default=history[0].at_ns if history else evidence.at_ns)
     idle_s = (evidence.at_ns - last_ns) / 1e9

@@ -81,6 +81,7 @@ class Views:
     history: Iterable[Sample] | None = None
     state_dir: str | None = None
     daemon_pid: int | None = None
+    engine_pid: int | None = None  # also of one that is not ready yet
     wall: Callable[[], float] = time.time
 
 
@@ -122,7 +123,7 @@ def _state(state: State, now_ns: int, views: Views) -> StateView:
         engine=views.engine_state or (ended.cause if ended else status.state if status else None),
         engine_why=views.engine_why or (ended.detail if ended else None),
         engine_id=started.engine_id if started else None,
-        engine_pid=started.pid if started and not ended else None,
+        engine_pid=views.engine_pid or (started.pid if started and not ended else None),
         restarts=started.restarts if started else None,
         progress_age_ns=_age(now_ns, state.progress_ns),
         report_age_ns=_age(now_ns, status.at_ns if status else None),
