@@ -109,6 +109,29 @@ def test_names_types_and_labels_are_the_golden_ones() -> None:
     assert sorted(shown) == GOLDEN.read_text(encoding="utf-8").splitlines()
 
 
+DEAD = events.EngineEnded(at_ns=15 * S, engine_id="e", cause="crash", detail="")
+DRAINING = events.StateChanged(at_ns=15 * S, state="draining", why="told to")
+
+
+@pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("mode", ["starting", "serving", "draining", "engine dead"])
+def test_the_golden_names_are_there_in_every_mode(fold: Fold, mode: str, legacy: bool, accept: str) -> None:
+    """Whatever has happened or not: nothing is missing, and nothing else turns up."""
+    if mode == "starting":
+        fold = Fold("smollm2")
+    fold.take({"draining": [DRAINING], "engine dead": [DEAD]}.get(mode, []))
+    body = Exposition(fold, rows(legacy=legacy), build={"version": "1", "python": "3"}).render(accept)[0].decode()
+    shown = {tuple(line.split()[2:]) for line in body.splitlines() if line.startswith("# TYPE")}
+    golden = [line.split() for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
+    counted = accept != OPENMETRICS  # the text format names a counter's family as its samples
+    assert shown == {
+        (name + "_total" * (counted and kind == "counter"), kind)
+        for name, kind, *rest in golden
+        if legacy or "legacy" not in rest
+    }
+
+
 @pytest.mark.parametrize("accept", ["", "text/plain", OPENMETRICS])
 def test_prometheus_own_parser_reads_it_and_finds_every_name(fold: Fold, accept: str) -> None:
     body, content_type = Exposition(fold, build={"version": "1", "python": "3"}).render(accept)
@@ -175,6 +198,29 @@ def test_openmetrics_carries_the_trace_of_a_slow_one(fold: Fold) -> None:
     assert linked[0].exemplar.labels == {"trace_id": "ab" * 16}
     assert linked[0].exemplar.value == pytest.approx(0.2)
     assert b"trace_id" not in Exposition(fold).render("text/plain")[0]
+
+
+def test_every_latency_leads_to_a_trace_that_was_kept_and_to_no_other(fold: Fold) -> None:
+    for sampled, trace in ((True, "cd" * 16), (False, "ef" * 16)):
+        record = events.RequestRecord(
+            at_ns=18 * S, request_id="x", group_id="x", index=0, model="m", operation="chat", stream=True,
+            reason="stop", arrival_ns=10 * S, stages={}, output_tokens=3, queued_ns=10 * S, scheduled_ns=11 * S,
+            first_token_ns=12 * S, last_token_ns=18 * S, trace_id=trace, trace_sampled=sampled,
+        )  # fmt: skip
+        gap = events.StepReport(
+            at_ns=14 * S, step=2, gaps_us=struct.pack("<I", 700_000), longest_gap_us=700_000, longest_gap_of="x"
+        )
+        first = events.FirstToken(at_ns=12 * S, request_id="x", ttft_ns=2 * S, trace_id=trace if sampled else "")
+        fold.take([first, gap, record])
+    body = Exposition(fold).render(OPENMETRICS)[0].decode()
+    found: dict[str, set[str]] = {}
+    for family in open_parser.text_string_to_metric_families(body):
+        for sample in family.samples:
+            if sample.exemplar:
+                found.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+    for name in ("time_to_first_token", "inter_token_latency", "time_per_output_token", "request"):
+        assert "cd" * 16 in found[f"inferd_{name}_seconds"], name
+    assert not any("ef" * 16 in traces for traces in found.values())
 
 
 @pytest.mark.parametrize("extra", ["", ";escaping=underscores", ";escaping=allow-utf-8", ";q=0.6"])

@@ -7,6 +7,7 @@ when the engine is killed, when the client leaves, and when the daemon ends firs
 import http.client
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
 SERVER, ERROR = 2, 2  # of the protobuf enums SpanKind and StatusCode
 STEP_TOKENS = 64
+COUNT = re.compile(r"_(total|count|sum|bucket)\{")
 LONG = {"model": "tiny", "prompt": "x", "max_tokens": 3500, "ignore_eos": True, "stream": True}
 
 
@@ -84,6 +86,12 @@ def begin(served: Served, body: dict[str, Any], request_id: str) -> http.client.
     assert response.status == 200
     assert response.readline().startswith(b"data: ")
     return response
+
+
+def figures(served: Served) -> dict[str, float]:
+    """Every series of a scrape."""
+    lines = served.get("/metrics")[1].decode().splitlines()
+    return {name: float(value) for name, _, value in (li.rpartition(" ") for li in lines if not li.startswith("#"))}
 
 
 def stages(tree: Tree) -> list[str]:
@@ -172,6 +180,7 @@ def test_whole_trees_whatever_becomes_of_a_request(tmp_path: Path, model: Path, 
         assert "decode" in stages(left)
 
         dying = [begin(served, LONG, f"dying-{number}") for number in range(2)]
+        before = figures(served)
         os.kill(served.engine_pid(), signal.SIGKILL)
         for number, response in enumerate(dying):
             assert b"error" in response.read()
@@ -180,6 +189,9 @@ def test_whole_trees_whatever_becomes_of_a_request(tmp_path: Path, model: Path, 
             assert dead.root.attributes["gen_ai.usage.output_tokens"] > 0
         assert the_tree(collector, inferd__engine__restarts=1).names[0] == "inferd.start.boot"
         wait_for(served.ready, PATIENCE_S, "ready again")
+        after = figures(served)
+        assert [name for name, value in before.items() if COUNT.search(name) and after[name] < value] == []
+        assert [name for name, value in after.items() if name.startswith("inferd_requests{") and value] == []
         assert served.post("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 4})[0] == 200
 
         cut_off = begin(served, LONG, "cut-off")
