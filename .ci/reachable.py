@@ -14,7 +14,7 @@ def answers(url: str, timeout_s: float) -> bool:
             with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s) as reply:
                 got.append(reply.status)
         except OSError as reason:  # URLError, timeouts and TLS errors are OSErrors
-            print(f"{url}: {reason}", file=sys.stderr)
+            print(f"{url} cannot be reached: {getattr(reason, 'reason', reason)}", file=sys.stderr)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()

@@ -18,7 +18,7 @@ from telemetry import probe
 
 # Resident bytes of an engine process that has imported torch's CPU build and touched its thread pool, before the first
 # booking. Only for plans made without starting an engine; a starting engine measures itself.
-TORCH_RUNTIME_BYTES = 320 << 20
+TORCH_RUNTIME_BYTES = 256 << 20
 _NATIVE_BF16 = ("avx512_bf16", "amx_bf16")
 
 

@@ -5,7 +5,7 @@ that `inferd --help` is quick. Enter at `command`.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,7 @@ def _serve(loaded: Loaded, read: Callable[[], Loaded]) -> int:
     with paths.lock(state_dir):
         found = _find_model(loaded.settings.model)
         config = engine_config(loaded.settings, found.directory, state_dir)
+        announcer = _Announcer(found.name, loaded)
         model = Model(name=found.name, text=Text(found.directory), eos_token_ids=found.manifest.eos_token_ids)
 
         async def run() -> int:
@@ -113,8 +114,8 @@ def _serve(loaded: Loaded, read: Callable[[], Loaded]) -> int:
                 state_dir=state_dir,
                 version=version(),
                 read=read,
-                on_listening=lambda where: _say_listening(found.name, loaded, where),
-                on_ready=lambda view: _say_ready(view),
+                on_listening=announcer.listening,
+                on_ready=announcer.ready,
             )
             return await daemon.run()
 
@@ -192,24 +193,43 @@ def _check(loaded: Loaded) -> int:
     return 0
 
 
-def _say_listening(model: str, loaded: Loaded, where: "Addresses") -> None:
-    settings = loaded.settings
-    name = (*settings.served_model_name, model)[0]
-    key = "" if not (settings.api_key or settings.api_key_file) else " -H 'Authorization: Bearer …'"
-    click.echo(f"inferd serves {name} at {where.api} (it is loading)")
-    click.echo("Try:")
-    click.echo(f"  curl -N {where.api}/v1/chat/completions -H 'content-type: application/json'{key} \\")
-    click.echo(
-        f'    -d \'{{"model":"{name}","messages":[{{"role":"user","content":"Name three rivers."}}],"stream":true}}\''
-    )
-    click.echo("Where the time and the memory go:")
-    click.echo(f"  curl --unix-socket {where.control} http://inferd/inferd/v1/snapshot")
-    click.echo(f"  curl {where.api}/metrics")
-    if where.admin:
-        click.echo(f"Admin port: {where.admin}")
+@dataclass(slots=True)
+class _Announcer:
+    """What start-up prints: the address when it listens; how it came out and what to try when it is ready, and not
+    before, since a start that is refused leaves nothing to try."""
+
+    model: str
+    loaded: Loaded
+    where: "Addresses | None" = None
+
+    def listening(self, where: "Addresses") -> None:
+        self.where = where
+        click.echo(f"inferd serves {self._name()} at {where.api} (it is loading)")
+        if where.admin:
+            click.echo(f"Admin port: {where.admin}")
+
+    def ready(self, view: "EngineView") -> None:
+        _say_engine(view)
+        if self.where is not None:
+            self._say_what_to_try(self.where)
+
+    def _name(self) -> str:
+        """The name for clients."""
+        return (*self.loaded.settings.served_model_name, self.model)[0]
+
+    def _say_what_to_try(self, where: "Addresses") -> None:
+        settings, name = self.loaded.settings, self._name()
+        key = "" if not (settings.api_key or settings.api_key_file) else " -H 'Authorization: Bearer …'"
+        chat = f'{{"model":"{name}","messages":[{{"role":"user","content":"Name three rivers."}}],"stream":true}}'
+        click.echo("Try:")
+        click.echo(f"  curl -N {where.api}/v1/chat/completions -H 'content-type: application/json'{key} \\")
+        click.echo(f"    -d '{chat}'")
+        click.echo("Where the time and the memory go:")
+        click.echo(f"  curl --unix-socket {where.control} http://inferd/inferd/v1/snapshot")
+        click.echo(f"  curl {where.api}/metrics")
 
 
-def _say_ready(view: "EngineView") -> None:
+def _say_engine(view: "EngineView") -> None:
     from engine.budget import memory_plan, readable
 
     resolved, limits = view.resolved, view.limits

@@ -158,3 +158,14 @@ def test_case_31_two_thousand_requests_at_one_slot_are_shed_and_both_processes_s
         assert statuses[429] > 1000
         assert sum(statuses.values()) == 2000
         assert served.post(COMPLETIONS, {"model": "tiny", "prompt": "x", "max_tokens": 1})[0] == 200
+
+
+def test_case_10_a_start_that_cannot_fit_says_why_in_one_line_and_nothing_to_try(tmp_path: Path, model: Path) -> None:
+    served = Served(tmp_path, str(model), "--memory-limit", "64MiB").start(wait=False)
+    assert served.process is not None
+    assert served.process.wait(120) == 4
+    last = served.log.splitlines()[-1]
+    assert "does not fit" in last
+    assert "--memory-limit" in last
+    assert "Traceback" not in served.log
+    assert "curl" not in served.log
