@@ -7,7 +7,9 @@ rows it has is told to it. Enter at `Keys`, `FrontDoor` and `Queue`.
 import hashlib
 import hmac
 import ipaddress
+import logging
 import math
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +21,8 @@ from engine.errors import ConfigError
 
 _RATE_WINDOW_S = 60.0
 _RETRY_MAX_S = 60
+
+log = logging.getLogger("inferd.admission")
 
 
 class Keys:
@@ -51,6 +55,8 @@ class Keys:
             found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
             if not found:
                 raise ConfigError(f"the key file {file} has no key", "put one key on each line")
+            if Path(file).stat().st_mode & stat.S_IROTH:
+                log.warning("every user of this machine can read the key file %s: chmod 600 it", file)
             secrets += found
         return cls(secrets)
 

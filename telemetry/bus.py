@@ -183,8 +183,14 @@ class _Outlet:
         try:
             self._sink(batch)
         except Exception as error:
+            known = isinstance(error, Undelivered)
             self._lose(error.count if isinstance(error, Undelivered) else len(batch))
             if not self._failed:
                 self._failed = True
-                log.exception("telemetry sink %r failed; further failures are only counted", self.name)
+                log.error(
+                    "telemetry sink %r failed: %s; further failures are only counted",
+                    self.name,
+                    error,
+                    exc_info=not known,  # a bug needs its traceback; a full disk does not
+                )
         self._busy = 0

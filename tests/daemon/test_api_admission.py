@@ -1,6 +1,7 @@
 """The queue in front of the engine is bounded by requests and by tokens; what is too much is shed."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ async def test_five_thousand_requests_at_one_slot_are_shed_and_memory_stays_boun
     """Case 31."""
     async with ScriptedPort(saying("ok", hang_after=1), rows=1) as port, serving(port, max_requests=20) as api:
         kept = [asyncio.create_task(api.chat()) for _ in range(21)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(port.seen.requests) < 21 or not api.first_tokens:
                 await asyncio.sleep(0.005)
         shed = 0
@@ -34,7 +35,7 @@ async def test_five_thousand_requests_at_one_slot_are_shed_and_memory_stays_boun
             assert (await response.json())["error"]["type"] == "rate_limit_error"
         for task in kept:
             task.cancel()
-        await api.settled(5022, timeout_s=10)
+        await api.settled(5022, timeout_s=60)
     assert {r.reason for r in api.records} == {"shed", "abort"}
 
 
@@ -98,6 +99,18 @@ def test_a_refused_charge_leaves_the_account_as_it_was() -> None:
     assert (queue.waiting_choices, queue.waiting_tokens, queue.running_choices) == (0, 0, 2)
     first.close(served=True)
     assert queue.running_choices == 0
+
+
+def test_a_key_file_that_everybody_can_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-a\n")
+    file.chmod(0o600)
+    Keys.load(str(file), None)
+    assert not caplog.records
+    file.chmod(0o644)
+    Keys.load(str(file), None)
+    assert "every user of this machine can read" in caplog.text
+    assert "sk-a" not in caplog.text
 
 
 def test_keys_come_from_a_file_or_the_environment(tmp_path: "pytest.TempPathFactory") -> None:

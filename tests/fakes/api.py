@@ -118,7 +118,7 @@ async def serving(
     await web.SockSite(runner, listening).start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as client:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:
             yield Api(url, client, kitchen, lifecycle, port, events)
     finally:
         await runner.cleanup()

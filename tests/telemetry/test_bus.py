@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from telemetry import events
-from telemetry.bus import Bus
+from telemetry.bus import Bus, Undelivered
 from telemetry.events import Event, StateChanged
 from telemetry.recorder import Recorder, read_ring
 
@@ -133,3 +133,19 @@ def test_an_event_that_cannot_be_encoded_is_counted(tmp_path: Path) -> None:
         bus.publish(StateChanged(at_ns=0, state="ready", why=object()))  # type: ignore[arg-type]
         assert bus.dropped() == {"recorder": 1}
         bus.close()
+
+
+@pytest.mark.parametrize(("error", "traceback"), [(Undelivered(1, "the disk is full"), False), (KeyError("x"), True)])
+def test_a_sink_that_fails_is_said_once_and_only_a_bug_with_its_traceback(
+    error: Exception, traceback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sink(_: list[Event]) -> None:
+        raise error
+
+    bus = Bus(None, {"broken": sink})
+    for _ in range(3):
+        bus.publish(note(1))
+        bus.flush()
+    bus.close()
+    assert caplog.text.count("further failures are only counted") == 1
+    assert ("Traceback" in caplog.text) == traceback
