@@ -26,6 +26,7 @@ class EngineConfig:
     output_credit: int = 256  # tokens a request may produce that its reader has not taken yet
     daemon_bytes: int = 0  # resident bytes of the daemon, which the memory limit covers too
     state_dir: str | None = None  # the flight recorder's ring; None = none
+    cache_dir: str | None = None  # compiled kernels; None = the user's cache
     faults: bool = False  # let the daemon plant faults (engine/device/faults.py)
 
     def __post_init__(self) -> None:

@@ -9,11 +9,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine import toolchain
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kv.layout import DTYPE_BYTES
 from engine.manifest import Manifest
 from engine.modelspec import ModelSpec
+from engine.packing import resident_bytes
 from telemetry import probe
 
 # Resident bytes of an engine process that has imported torch's CPU build and touched its thread pool, before the first
@@ -67,14 +69,14 @@ class MachineFacts:
     dtype: str
     dtype_reason: str
     runtime_bytes: int
-    weights_bytes: int  # as resident: in `dtype`, prepacked copies included
+    weights_bytes: int  # as resident: packed, or in `dtype`, copies included
     activation: ActivationCost
     workspace_bytes: int = 0
 
 
 def host_facts(config: EngineConfig, manifest: Manifest, runtime_bytes: int = TORCH_RUNTIME_BYTES) -> MachineFacts:
     """This host as a CPU device for this model. `runtime_bytes`: the engine's resident bytes before any booking."""
-    flags, name = _cpu()
+    flags, name = cpu()
     dtype, dtype_reason = _dtype(config, flags)
     threads, threads_reason = _threads(config)
     memory = probe.host_memory()
@@ -93,19 +95,12 @@ def host_facts(config: EngineConfig, manifest: Manifest, runtime_bytes: int = TO
         dtype=dtype,
         dtype_reason=dtype_reason,
         runtime_bytes=runtime_bytes + config.daemon_bytes,
-        weights_bytes=_resident_weights(manifest, dtype),
+        weights_bytes=resident_bytes(manifest, dtype, packed=dtype == "float32" and not toolchain.missing(flags)),
         activation=ActivationCost.estimate(manifest.spec, dtype),
     )
 
 
-def _resident_weights(manifest: Manifest, dtype: str) -> int:
-    """Bytes of the weights once loaded; tied embeddings in float32 are kept twice: as rows, and prepacked as head."""
-    spec = manifest.spec
-    twice = spec.vocab_size * spec.hidden_size if spec.tie_embeddings and dtype == "float32" else 0
-    return (manifest.parameters + twice) * DTYPE_BYTES[dtype]
-
-
-def _cpu(path: Path = Path("/proc/cpuinfo")) -> tuple[frozenset[str], str]:
+def cpu(path: Path = Path("/proc/cpuinfo")) -> tuple[frozenset[str], str]:
     """Feature flags and name of the first processor; empty where the kernel does not say."""
     flags: frozenset[str] = frozenset()
     name = "CPU"

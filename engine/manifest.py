@@ -1,19 +1,20 @@
 """Manifest: a prepared model on disk, ready for offline start: what `inferd models prepare` writes and everyone reads.
 
 A prepared directory holds `manifest.json`, `tokenizer.json`, perhaps `chat_template.jinja`, and, if the source was a
-GGUF, `model.safetensors` with dequantized weights under Hugging Face names. For a Hugging Face source the weights stay
+GGUF, `model.safetensors` with its weights under Hugging Face names: in the blocks of the GGUF where the kernels take
+these (`blocks`; uint8 rows), else dequantized. For a Hugging Face source the weights stay
 where they are and `weights` points there. Stdlib only: the device plane reads it on a bare machine.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CorruptModel
 from engine.modelspec import ModelSpec
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Manifest:
     eos_token_ids: tuple[int, ...] = ()
     add_bos: bool = False
     has_chat_template: bool = False
+    blocks: dict[str, str] = field(default_factory=dict)  # tensor → ggml's block format, of those kept in one
     version: int = VERSION
 
     def save(self, directory: Path) -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError, CorruptModel, InferdError, ModelError, TokenizerError, UnknownArchitecture
-from engine.load.names import expected, gguf_name, interleaved
 from engine.load.safetensors_file import Entry, read_header, write
 from engine.manifest import Manifest
 from engine.modelspec import ModelSpec, from_hf_config
+from engine.names import expected, gguf_name, interleaved
 from engine.source import Progress, Source, read_json
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -72,13 +72,14 @@ def _from_gguf(source: Source, scratch: Path, name: str, digest: str, progress: 
     meta = file.metadata
     spec = file.spec()
     entries = _checked(file.entries(), spec, f"{source.path}")
-    _check_room(scratch, sum(entry.bytes for entry in entries.values()))
+    stored = {ours: file.tensors[gguf_name(ours)].stored for ours in entries}
+    _check_room(scratch, sum(entry.bytes for entry in stored.values()))
     progress("tokenizer", 0.0)
     convert(meta).save(str(scratch / "tokenizer.json"))
     template = str(meta.get("tokenizer.chat_template") or "")
     if template:
         (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
-    total, done = sum(entry.bytes for entry in entries.values()), 0
+    total, done = sum(entry.bytes for entry in stored.values()), 0
 
     def wrote(count: int) -> None:
         nonlocal done
@@ -88,7 +89,7 @@ def _from_gguf(source: Source, scratch: Path, name: str, digest: str, progress: 
     reordered = meta["general.architecture"] == "llama"
     write(
         scratch / "model.safetensors",
-        entries,
+        stored,
         lambda ours: file.pieces(gguf_name(ours), spec.head_dim if reordered and interleaved(ours) else None),
         wrote,
     )
@@ -103,7 +104,8 @@ def _from_gguf(source: Source, scratch: Path, name: str, digest: str, progress: 
         eos_token_ids=_gguf_ends(meta, template),
         add_bos=adds_bos(meta),
         has_chat_template=bool(template),
-        **_totals(entries),
+        blocks={ours: kept for ours in entries if (kept := file.tensors[gguf_name(ours)].kept)},
+        **_totals(entries) | {"weights_bytes": total},
     )
 
 
@@ -176,7 +178,7 @@ def _check_room(directory: Path, needed: int) -> None:
     free = shutil.disk_usage(directory).free
     if needed + _SPARE_BYTES > free:
         raise ModelError(
-            f"{directory.parent} has {free >> 20} MiB free; the weights take {needed >> 20} MiB once dequantized",
+            f"{directory.parent} has {free >> 20} MiB free; the weights take {needed >> 20} MiB once prepared",
             "free some, or set XDG_CACHE_HOME to a place with more",
         )
 

@@ -137,6 +137,7 @@ def _find_model(source: str) -> "Prepared":
 
 def engine_config(settings: Settings, directory: Path, state_dir: Path | None) -> "EngineConfig":
     """What is asked of the engine."""
+    from daemon.paths import cache_dir
     from engine.config import EngineConfig
     from telemetry import probe
 
@@ -152,6 +153,7 @@ def engine_config(settings: Settings, directory: Path, state_dir: Path | None) -
         threads=settings.threads,
         daemon_bytes=probe.resident_bytes() or 0,
         state_dir=str(state_dir) if state_dir else None,
+        cache_dir=str(cache_dir()),
     )
 
 

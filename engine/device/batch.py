@@ -1,10 +1,12 @@
 """From a plan's slices to a step's tensors. A pure function of the slices and the rows."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from engine.device.rows import Rows
-from engine.kernels.ops import Span
+from engine.kernels.ops import Span, Spans
 from engine.layers.batch import Batch
 from engine.plan import SeqSlice
 
@@ -26,14 +28,14 @@ def build(slices: tuple[SeqSlice, ...], rows: Rows, rope: tuple[Tensor, Tensor])
             places.extend(range(piece.start, piece.start + piece.count))
         row = rows[piece.row]
         first_slot = row.blocks[0] * size if row.one_run else None
-        slots = None if row.one_run else _slots(rows, piece)
-        spans.append(Span(begin, piece.count, piece.start, first_slot, slots))
+        slots = None if row.one_run else partial(_slots, rows, piece)
+        spans.append(Span(begin, piece.count, piece.start, first_slot, slots, piece.row))
     row_index = torch.tensor(numbers, device=device)
     position = torch.tensor(places, device=device)
     tokens = rows.tokens[row_index, position]
     slots = rows.table[row_index, position // size] * size + position % size
     cos, sin = rope
-    return Batch(tokens, slots, cos[position], sin[position], spans)
+    return Batch(tokens, slots, cos[position], sin[position], Spans(spans, rows.table, size))
 
 
 def _slots(rows: Rows, piece: SeqSlice) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from engine import toolchain
 from engine.budget import Limits, Resolved, resolve
 from engine.config import EngineConfig
 from engine.device.faults import FaultyMeter
@@ -20,6 +21,7 @@ from engine.device.runner import TorchRunner, translated
 from engine.device.sample import Sampler
 from engine.errors import ConfigError
 from engine.kernels.cpu import Cpu
+from engine.kernels.native import Native
 from engine.kernels.ops import Ops
 from engine.kernels.reference import Reference
 from engine.kv.layout import blocks_for
@@ -28,7 +30,7 @@ from engine.layers.decoder import Decoder
 from engine.layers.rotary import rope_tables
 from engine.load.assign import Weights
 from engine.load.checkpoint import Checkpoint, dtype_of
-from engine.machine import ActivationCost, MachineFacts, host_facts
+from engine.machine import ActivationCost, MachineFacts, cpu, host_facts
 from engine.manifest import Manifest
 from engine.models.families import builder
 from engine.plan import RowInit, SeqSlice, StepPlan
@@ -68,10 +70,11 @@ def start(config: EngineConfig, manifest: Manifest, model_dir: Path, progress: P
     phases = _Phases(progress)
     device = _device(config)
     facts = _cuda_facts(config, manifest) if device == "cuda" else host_facts(config, manifest, _resident_bytes())
-    torch.set_num_threads(facts.threads)
     dtype = dtype_of(facts.dtype)
-    ops: Ops = Cpu(dtype) if device == "cpu" else Reference()
-    checkpoint = Checkpoint(manifest.weight_paths(model_dir))
+    ops = _cpu_ops(config, dtype, facts.threads) if device == "cpu" else Reference()
+    # Compiled kernels have a pool of their own; a second one would only be in its way.
+    torch.set_num_threads(1 if isinstance(ops, Native) else facts.threads)
+    checkpoint = Checkpoint(manifest.weight_paths(model_dir), manifest.blocks)
     dry = Weights(checkpoint, ops, torch.device(device), dtype, dry=True)
     build = builder(manifest.spec.family)
     build(manifest.spec, dry, ops)
@@ -125,6 +128,22 @@ def _device(config: EngineConfig) -> str:
             raise ConfigError("--device cuda: torch sees no CUDA device here", "use --device cpu, or check the driver")
         return config.device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _cpu_ops(config: EngineConfig, dtype: torch.dtype, threads: int) -> Ops:
+    """The compiled table where there can be one, else torch's operators; the reason says why."""
+    if dtype != torch.float32:
+        return Cpu(dtype)
+    try:
+        return Native(toolchain.library(Path(config.cache_dir or _default_cache()), cpu()[0]), threads)
+    except toolchain.CannotCompile as why:
+        ops = Cpu(dtype)
+        ops.reason += f"; no compiled kernels: {why}"
+        return ops
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inferd"
 
 
 def _cuda_facts(config: EngineConfig, manifest: Manifest) -> MachineFacts:

@@ -1,4 +1,4 @@
-"""The CPU's fast table: prepacked fp32 products and attention on views of the pool.
+"""The CPU's table where nothing can be compiled, and for bf16: prepacked products, attention on views of the pool.
 
 Why each: oneDNN's packed product is 1.3 to 3 times as fast as the library's own for the 1 to 64 rows of a decode step,
 because the weight is not packed again at every call. Attention takes the query heads of one group as rows of one matrix
@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.ops import Linear, Span, causal_mask
+from engine.kernels.ops import Linear, Span, Spans, causal_mask
 from engine.kernels.reference import Reference, context
 from engine.kernels.threads import one_thread
+from engine.quant.blocks import Blocks
 
 _PACK_ROWS = 512  # the batch the packed layout is chosen for: a large one is as fast for 1 row, and faster for 16
 _QUERY_BLOCK = 128  # queries at once in a prefill: bounds the scores' memory
@@ -29,7 +30,8 @@ class Cpu(Reference):
         plain = "this build of torch cannot prepack" if wide else "only float32 is prepacked"
         self.reason = "prepacked oneDNN products" if self.repacks else f"plain products: {plain}"
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor | Blocks, bias: Tensor | None = None) -> Linear:
+        assert isinstance(weight, Tensor), "this table keeps no blocks"
         if not self.repacks or weight.is_meta:
             return super().linear(weight, bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
@@ -50,9 +52,7 @@ class Cpu(Reference):
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
 
-    def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, spans: list[Span], scale: float, window: int | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None) -> Tensor:
         heads, size = q.shape[1:]
         kv_heads = keys.shape[0]
         group = heads // kv_heads

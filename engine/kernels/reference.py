@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.ops import Linear, Span, causal_mask
+from engine.kernels.ops import Linear, Span, Spans, causal_mask
+from engine.load.safetensors_file import ITEM_BYTES
+from engine.quant.blocks import Blocks
 
 
 class Reference:
@@ -13,9 +15,18 @@ class Reference:
     name = "reference"
     reason = "plain torch operators"
     repacks = False
+    keeps: frozenset[str] = frozenset()
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def resident_bytes(self, kind: str, rows: int, columns: int) -> int:
+        return rows * columns * ITEM_BYTES[kind]
+
+    def linear(self, weight: Tensor | Blocks, bias: Tensor | None = None) -> Linear:
+        assert isinstance(weight, Tensor), "this table keeps no blocks"
         return lambda x: F.linear(x, weight, bias)
+
+    def table(self, weight: Tensor | Blocks, product: bool) -> tuple[Linear, Linear | None]:
+        assert isinstance(weight, Tensor), "this table keeps no blocks"
+        return lambda tokens: weight[tokens], self.linear(weight) if product else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
@@ -34,9 +45,7 @@ class Reference:
     def store(self, cache: Tensor, slots: Tensor, values: Tensor) -> None:
         cache.index_copy_(1, slots, values.transpose(0, 1))
 
-    def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, spans: list[Span], scale: float, window: int | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None) -> Tensor:
         heads, size = q.shape[1:]
         group = heads // keys.shape[0]
         out = torch.empty_like(q)
@@ -56,5 +65,7 @@ def context(cache: Tensor, span: Span) -> Tensor:
     """A span's context [K, length, D]: a view where it lies in one run, else a gathered copy."""
     if span.first_slot is not None:
         return cache[:, span.first_slot : span.first_slot + span.length]
-    assert span.slots is not None
+    if not isinstance(span.slots, Tensor):
+        assert span.slots is not None
+        span.slots = span.slots()
     return cache.index_select(1, span.slots)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kernels.ops import Span
+from engine.kernels.ops import Spans
 
 
 @dataclass(slots=True)
@@ -15,4 +15,4 @@ class Batch:
     slots: Tensor
     cos: Tensor
     sin: Tensor
-    spans: list[Span]
+    spans: Spans

@@ -38,7 +38,7 @@ class Layer:
 class Decoder:
     """Token ids in, hidden states out; `logits` is apart, because only some positions need it."""
 
-    def __init__(self, embedding: Tensor, layers: list[Layer], norm: Norm, head: Linear) -> None:
+    def __init__(self, embedding: Linear, layers: list[Layer], norm: Norm, head: Linear) -> None:
         self._embedding = embedding
         self._layers = layers
         self._norm = norm
@@ -47,11 +47,11 @@ class Decoder:
     def hidden(self, batch: Batch, store: KVStore, tick: Callable[[], None] = lambda: None) -> Tensor:
         """[T, hidden], before the last norm; writes the step's keys and values into `store`. `tick` is called before
         each layer."""
-        x = self._embedding[batch.tokens]
+        x = self._embedding(batch.tokens)
         for layer, keys, values in zip(self._layers, store.keys, store.values, strict=True):
             tick()
-            x = x + layer.attention(layer.attention_norm(x), batch, keys, values)
-            x = x + layer.mlp(layer.mlp_norm(x))
+            x += layer.attention(layer.attention_norm(x), batch, keys, values)
+            x += layer.mlp(layer.mlp_norm(x))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

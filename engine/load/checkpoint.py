@@ -12,19 +12,25 @@ from torch import Tensor
 
 from engine.errors import CorruptModel
 from engine.load.safetensors_file import read_header
+from engine.packing import BLOCK, ROW_BLOCK_BYTES
+from engine.quant.blocks import Blocks
 
 
 class Checkpoint:
-    """Raises MissingShard, CorruptModel at once."""
+    """`blocks`: the block format of each tensor that is kept in one, by name (engine.manifest). Raises MissingShard,
+    CorruptModel at once."""
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: list[Path], blocks: dict[str, str] | None = None) -> None:
+        self._blocks = blocks or {}
+        self._dtypes: dict[str, str] = {}
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._open: dict[Path, safe_open] = {}
         for path in paths:
             for name, entry in read_header(path).items():
                 self._files[name] = path
-                self._shapes[name] = entry.shape
+                self._shapes[name] = self._logical(name, entry.shape)
+                self._dtypes[name] = entry.dtype
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
@@ -37,8 +43,29 @@ class Checkpoint:
         if found != shape:
             raise CorruptModel(f"tensor {name} has shape {list(found)}, expected {list(shape)}")
 
-    def tensor(self, name: str) -> Tensor:
+    def kind(self, name: str) -> str:
+        """How it is stored: of engine.packing.KINDS."""
+        return self._blocks.get(name) or self._dtypes[name]
+
+    def _logical(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        block_bytes = ROW_BLOCK_BYTES.get(self._blocks.get(name, ""))
+        if block_bytes is None:
+            return shape
+        if len(shape) != 2 or shape[1] % block_bytes:
+            raise CorruptModel(f"tensor {name} is no row of {self._blocks[name]} blocks", "prepare the model again")
+        return shape[0], shape[1] // block_bytes * BLOCK
+
+    def weight(self, name: str) -> Tensor | Blocks:
         """A view of the file."""
+        tensor = self._tensor(name)
+        return Blocks(tensor, self._blocks[name]) if name in self._blocks else tensor
+
+    def tensor(self, name: str) -> Tensor:
+        """Plain numbers: a view of the file, or what its blocks stand for."""
+        weight = self.weight(name)
+        return weight.plain() if isinstance(weight, Blocks) else weight
+
+    def _tensor(self, name: str) -> Tensor:
         path = self._files[name]
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt", device="cpu")

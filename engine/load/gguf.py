@@ -2,7 +2,7 @@
 
 Owns the file format (github.com/ggml-org/ggml/blob/master/docs/gguf.md). The header is checked against the file's size
 before anything is allocated. It is parsed here and not by the gguf package, which needs seconds for a large vocabulary;
-the block formats are the package's. Names are `engine.load.names`' affair. Enter at `Gguf.open`.
+the block formats are the package's. Names are `engine.names`' affair. Enter at `Gguf.open`.
 """
 
 import mmap
@@ -18,9 +18,10 @@ import numpy as np
 from gguf import GGMLQuantizationType, dequantize
 
 from engine.errors import CorruptModel, UnknownArchitecture
-from engine.load.names import hugging_face_name
 from engine.load.safetensors_file import Entry, entry
 from engine.modelspec import ModelSpec, from_gguf_metadata
+from engine.names import hugging_face_name
+from engine.packing import ROW_BLOCK_BYTES
 
 # ggml's type id → (name, elements of a block, bytes of a block)
 TYPES = {
@@ -58,8 +59,18 @@ class GgufTensor:
 
     @property
     def converted(self) -> Entry:
-        """What it is in safetensors: F32, F16 and BF16 stay, blocks become F32."""
+        """Its plain numbers in safetensors: F32, F16 and BF16 stay, blocks become F32."""
         return entry(self.type if self.type in _PLAIN else "F32", self.shape)
+
+    @property
+    def kept(self) -> str:
+        """The block format that it keeps in a prepared model; empty if it is converted."""
+        return self.type if self.type in ROW_BLOCK_BYTES and len(self.shape) == 2 else ""
+
+    @property
+    def stored(self) -> Entry:
+        """What it is in a prepared model: rows of blocks as bytes, or `converted`."""
+        return entry("U8", (self.shape[0], self.bytes // self.shape[0])) if self.kept else self.converted
 
 
 class Gguf:
@@ -94,7 +105,7 @@ class Gguf:
         )
 
     def entries(self) -> dict[str, Entry]:
-        """What the tensors are in safetensors, by Hugging Face name. Raises UnknownArchitecture for a tensor that no
+        """What the tensors are as plain numbers, by Hugging Face name. Raises UnknownArchitecture for a tensor that no
         served family has: to leave it out would change what the model says."""
         found = {}
         for name, tensor in self.tensors.items():
@@ -114,7 +125,7 @@ class Gguf:
         return dict(counts)
 
     def pieces(self, name: str, interleaved: int | None = None) -> Iterator[memoryview]:
-        """The bytes of a tensor as `converted`, some rows at a time. `interleaved`: undo, within each run of so many
+        """The bytes of a tensor as `stored`, some rows at a time. `interleaved`: undo, within each run of so many
         rows, the order that llama.cpp gives to rotated pairs (see `_halves`)."""
         tensor = self.tensors[name]
         raw = np.frombuffer(self._data, np.uint8, tensor.bytes, tensor.offset)
@@ -125,7 +136,7 @@ class Gguf:
         unit = interleaved or 1
         step = max(1, _PIECE_BYTES // (columns * 4 * unit)) * unit
         for begin in range(0, rows, step):
-            values = _values(raw[begin : begin + step], tensor.type)
+            values = raw[begin : begin + step] if tensor.kept else _values(raw[begin : begin + step], tensor.type)
             yield np.ascontiguousarray(_halves(values, interleaved) if interleaved else values).data.cast("B")
 
     def array(self, name: str) -> np.ndarray:

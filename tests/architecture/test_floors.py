@@ -17,7 +17,10 @@ FACTS = (
     "engine.machine",
     "engine.manifest",
     "engine.modelspec",
+    "engine.names",
+    "engine.packing",
     "engine.request",
+    "engine.toolchain",
 )
 # What touches processes, sockets or files: neither plane. Whatever else of the engine is torch-free is control plane.
 EDGES = (

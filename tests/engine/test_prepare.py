@@ -26,6 +26,7 @@ from engine.errors import (
 from engine.manifest import Manifest
 from engine.modelspec import from_gguf_metadata
 from engine.prepare import main, prepare
+from engine.quant.blocks import Blocks
 from engine.source import Source
 from tests.fakes.ggufs import TEMPLATE, write_gguf
 from tests.fakes.tiny import write_tiny
@@ -82,18 +83,19 @@ def test_a_gguf_becomes_the_model_it_was_made_from(tmp_path: Path, family: str, 
 
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0])
-def test_halves_stay_halves_and_blocks_become_floats(tmp_path: Path, kind: Type) -> None:
+def test_halves_stay_halves_and_blocks_stay_blocks(tmp_path: Path, kind: Type) -> None:
     """The reordering of q and k is undone in every one of them."""
     model = write_tiny("llama", tmp_path / "hf", **SMALL)
     write_gguf(tmp_path / "m.gguf", "llama", model, quantized=kind)
     manifest = prepared(tmp_path / "m.gguf", tmp_path / "out")
     got = load_file(tmp_path / "out" / "model.safetensors")
-    dtype = {Type.F16: torch.float16, Type.BF16: torch.bfloat16, Type.Q8_0: torch.float32}[kind]
+    dtype = {Type.F16: torch.float16, Type.BF16: torch.bfloat16, Type.Q8_0: torch.uint8}[kind]
     for name, tensor in model.state_dict().items():
         if tensor.dim() > 1:
             assert got[name].dtype == dtype
             if kind is Type.Q8_0:
-                assert (got[name] - tensor).abs().max() < tensor.abs().max() / 100
+                assert manifest.blocks[name] == "Q8_0"
+                assert (Blocks(got[name], "Q8_0").plain() - tensor).abs().max() < tensor.abs().max() / 100
             else:
                 assert torch.equal(got[name], tensor.to(dtype)), name
     assert set(manifest.bytes_by_dtype) == {"F32", kind.name}

@@ -14,6 +14,7 @@ from engine.errors import CorruptModel, MissingShard
 from engine.kv.store import KVStore
 from engine.layers.rotary import rope_tables
 from engine.load.checkpoint import Checkpoint
+from engine.machine import host_facts
 from engine.manifest import Manifest
 from engine.modelspec import RopeScaling, from_hf_config
 from tests.fakes.tiny import prepare_tiny, write_tiny
@@ -129,9 +130,12 @@ def test_nothing_keeps_the_file_mapped(tiny: tuple[Path, Manifest]) -> None:
 
 
 def test_weights_are_booked_as_they_are_resident(tiny: tuple[Path, Manifest]) -> None:
-    """Tied embeddings are twice in memory where the head is repacked: once as a table, once packed."""
-    untied = start(EngineConfig(model_dir=str(tiny[0])), tiny[1], tiny[0], lambda *_: None).resolved
-    assert untied.weights_bytes == tiny[1].parameters * 4
+    """As the plan made without starting says, packed or not."""
+    for dtype in ("float32", "bfloat16"):
+        config = EngineConfig(model_dir=str(tiny[0]), dtype=dtype)
+        started = start(config, tiny[1], tiny[0], lambda *_: None).resolved
+        assert started.weights_bytes == host_facts(config, tiny[1]).weights_bytes
+    assert started.weights_bytes == tiny[1].parameters * 2
 
 
 def test_factors_are_llama3_scaling_worked_out(tiny: tuple[Path, Manifest]) -> None:

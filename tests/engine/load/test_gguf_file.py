@@ -6,10 +6,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Type
 
 from engine.errors import CorruptModel, UnknownArchitecture
 from engine.load.gguf import TYPES, Gguf
+from engine.quant.blocks import Blocks
 
 COLUMNS = 256
 
@@ -28,8 +30,11 @@ def one_tensor(path: Path, data: np.ndarray, kind: Type) -> Gguf:
 
 
 def read(file: Gguf, dtype: type = np.float32) -> np.ndarray:
-    data = b"".join(file.pieces("t"))
-    return np.frombuffer(data, dtype).reshape(file.tensors["t"].shape)
+    data, tensor = b"".join(file.pieces("t")), file.tensors["t"]
+    if not tensor.kept:
+        return np.frombuffer(data, dtype).reshape(tensor.shape)
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(tensor.stored.shape)
+    return Blocks(rows, tensor.kept).plain().numpy()
 
 
 def test_block_sizes_are_ggmls() -> None:
