@@ -18,6 +18,8 @@ from daemon.library import Library
 from daemon.load.client import events
 from daemon.load.scenarios import Lengths, scenario
 from daemon.load.workload import Workload
+from engine.config import EngineConfig
+from engine.machine import host_facts
 from tests.perf.harness import REPO, Findings
 from tests.perf.served import serving
 
@@ -27,7 +29,6 @@ SEED = 5
 STREAMS = 16
 PROMPT = 64
 DTYPES = ("float32", "bfloat16")
-_WEIGHT_BYTES = 4  # a parameter, as served on this CPU
 
 
 class Baseline:
@@ -133,11 +134,13 @@ def run(quick: bool) -> Findings:
                         for who, s in seconds.items()
                     ]
             parameters = first.facts["parameters"]
-    return judged(runs, machine, parameters)
+    manifest = Library(paths.cache_dir(), lambda *_: None).prepare("smollm2").manifest
+    config = EngineConfig(model_dir="")
+    return judged(runs, machine, parameters, host_facts(config, manifest).weights_bytes)
 
 
-def judged(runs: list[dict[str, Any]], machine: dict[str, float], parameters: int) -> Findings:
-    """Medians, ratios and floors."""
+def judged(runs: list[dict[str, Any]], machine: dict[str, float], parameters: int, weights: int) -> Findings:
+    """Medians, ratios and floors; `weights`: bytes of them as served here."""
 
     def median(who: str, streams: int) -> float:
         rates = sorted(r["tokens_per_s"] for r in runs if r["who"] == who and r["streams"] == streams)
@@ -145,7 +148,7 @@ def judged(runs: list[dict[str, Any]], machine: dict[str, float], parameters: in
 
     ours = {size: median("inferd", size) for size in (STREAMS, 1)}
     best = {size: max(median(dtype, size) for dtype in DTYPES) for size in (STREAMS, 1)}
-    reads_s = parameters * _WEIGHT_BYTES / machine["bandwidth_bytes_per_s"]
+    reads_s = weights / machine["bandwidth_bytes_per_s"]
     computes_s = 2 * parameters * STREAMS / machine["gemm_flops_per_s"]
     limits = {1: 1 / reads_s, STREAMS: STREAMS / max(reads_s, computes_s)}
     summary: dict[str, float | int | str] = {}
@@ -155,6 +158,7 @@ def judged(runs: list[dict[str, Any]], machine: dict[str, float], parameters: in
             summary[f"{size}: transformers {dtype} (tokens/s)"] = median(dtype, size)
         summary[f"{size}: inferd ÷ transformers' faster"] = round(ours[size] / best[size], 2)
         summary[f"{size}: share of the machine's limit"] = round(ours[size] / limits[size], 2)
+    summary["weights as served (MB)"] = round(weights / 1e6, 1)
     summary["bandwidth (GB/s)"] = round(machine["bandwidth_bytes_per_s"] / 1e9, 1)
     summary["GEMM (GFLOP/s)"] = round(machine["gemm_flops_per_s"] / 1e9, 1)
     return Findings(
