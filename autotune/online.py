@@ -73,6 +73,7 @@ class Tuner:
         self.disabled: dict[str, str] = {}  # rules that raised → what
         self.unmet: dict[str, str] = {}  # targets that cannot be met → why
         self.changes = 0
+        self._settled = 0
         self._publish = publish
         self._pace = pace or Pace()
         self._rules = tuple(rules)
@@ -105,6 +106,19 @@ class Tuner:
         """Go on, pins included."""
         self.frozen = False
         self.space = replace(self.space, pinned=frozenset())
+
+    def abandon(self) -> None:
+        """What was proposed could not be applied: there is nothing to judge."""
+        self._trial = None
+
+    @property
+    def settled_changes(self) -> int:
+        """Grows whenever a trial is over: then there is something new to keep."""
+        return self._settled
+
+    @property
+    def has_learned(self) -> bool:
+        return bool(self._kept or self.frozen or self.space.pinned or self._learning.fit.cost())
 
     def status(self) -> dict[str, Any]:
         """For people: what it is doing, and what it knows."""
@@ -234,6 +248,7 @@ class Tuner:
 
     def _close(self, trial: _Trial, said: str, limits: Limits, now_s: float) -> None:
         self._trial = None
+        self._settled += 1
         self._kept.update({name: getattr(limits, name) for name in trial.change.changes})
         self._recent.clear()
         self._say(trial, said, now_s)
