@@ -12,13 +12,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
 
-from autotune.watch import PARTS as TUNING_PARTS
 from daemon.admission import FrontDoor, Keys, Queue, is_loopback
 from daemon.api.access import Access, AdminAccess
 from daemon.api.control import Control, Desk
@@ -37,7 +36,6 @@ from daemon.rounds import PARTS as ROUNDS_PARTS
 from daemon.rounds import Rounds
 from daemon.settings import Loaded
 from daemon.sockets import BACKLOG, listen
-from daemon.tuning import TunerOrder, Tuning
 from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
 from telemetry import lag, snapshot
@@ -137,18 +135,16 @@ class Daemon:
             self._abandon = instruments.abandon
             engine = self._make_engine(instruments.publish)
             arbiter = LimitsArbiter(engine, instruments.publish)
-            tuning = self._tuning(engine, arbiter, instruments, name)
-            arbiter.begin_with(tuning.begin)
             engine.on_limits(arbiter.restored)
             notify = systemd_notifier()
             lifecycle = Lifecycle(
                 engine.view, instruments.publish, progress_deadline_s=settings.progress_deadline, notify=notify
             )
-            kitchen = self._kitchen(engine, arbiter, lifecycle, instruments, keys)
+            kitchen = self._kitchen(engine, lifecycle, instruments, keys)
             admin_keys = Keys.load(settings.admin_key_file, settings.admin_key)
             open_metrics = Access(admin_keys if settings.metrics_private else Keys(()))
             health = Health(lifecycle, self._version, instruments.render, open_metrics.check)
-            control = self._control(engine, tuning, lifecycle, kitchen, instruments, health, admin_keys)
+            control = self._control(engine, arbiter, lifecycle, kitchen, instruments, health, admin_keys)
             instruments.ask_progress(lambda: engine.view().progress_age_ns)
             instruments.ask_sizes(lambda: {**engine.sizes(), **kitchen.sizes()})
             door = FrontDoor(keyless=not keys, host=settings.host, origins=settings.allow_origin)
@@ -162,7 +158,7 @@ class Daemon:
                 for each in sockets:
                     await web.SockSite(runner, each, backlog=BACKLOG).start()
                 self._on_listening(self._addresses(sockets, control))
-                await self._serve(engine, tuning, lifecycle, kitchen, instruments, notify, arbiter)
+                await self._serve(engine, lifecycle, kitchen, instruments, notify, arbiter)
                 await runner.cleanup()
                 await kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
             finally:
@@ -173,7 +169,6 @@ class Daemon:
     async def _serve(
         self,
         engine: Engine,
-        tuning: Tuning,
         lifecycle: Lifecycle,
         kitchen: Kitchen,
         instruments: Instruments,
@@ -204,7 +199,6 @@ class Daemon:
             await engine.drain(0.0)
             for chore in chores:
                 chore.cancel()
-            tuning.close()
 
     async def _becomes_ready(self, engine: Engine) -> bool:
         """Whether the engine is ready, rather than the daemon told to stop first. Raises what makes it hopeless."""
@@ -246,9 +240,7 @@ class Daemon:
         log.info("%s: draining; Ctrl-C ends at once", signal.Signals(signum).name)
         self._stop.set()
 
-    def _kitchen(
-        self, engine: Engine, arbiter: LimitsArbiter, lifecycle: Lifecycle, instruments: Instruments, keys: Keys
-    ) -> Kitchen:
+    def _kitchen(self, engine: Engine, lifecycle: Lifecycle, instruments: Instruments, keys: Keys) -> Kitchen:
         settings = self._settings
 
         def rows() -> int:
@@ -268,19 +260,8 @@ class Daemon:
             authorize=Access(keys).check,
             gate=lifecycle.gate,
             sampled=instruments.sampled,
-            why_context=lambda: arbiter.reasons.get("context_limit", {}).get("why", ""),
             request_timeout_s=settings.request_timeout,
         )
-
-    def _tuning(self, engine: Engine, arbiter: LimitsArbiter, instruments: Instruments, model: str) -> Tuning:
-        def look(seconds: int) -> snapshot.Snapshot:
-            views = replace(instruments.views(engine.view(), {}), latency_seconds=seconds)
-            return snapshot.build(instruments.fold, TUNING_PARTS, views)
-
-        return Tuning(
-            engine, arbiter, look, instruments.publish, self._settings,
-            directory=self._state_dir, model=model, version=self._version,
-        )  # fmt: skip
 
     def _rounds(self, engine: Engine, instruments: Instruments) -> Rounds:
         config = self._loaded.public()
@@ -296,7 +277,7 @@ class Daemon:
     def _control(
         self,
         engine: Engine,
-        tuning: Tuning,
+        arbiter: LimitsArbiter,
         lifecycle: Lifecycle,
         kitchen: Kitchen,
         instruments: Instruments,
@@ -308,7 +289,7 @@ class Daemon:
         desk = Desk(
             loop=asyncio.get_running_loop(),
             port=engine,
-            doer=_Doer(lifecycle, kitchen, tuning),
+            doer=_Doer(lifecycle, kitchen, arbiter),
             fold=instruments.fold,
             feed=instruments.feed,
             config=config,
@@ -338,7 +319,7 @@ class _Doer:
 
     lifecycle: Lifecycle
     kitchen: Kitchen
-    tuning: Tuning
+    arbiter: LimitsArbiter
 
     def drain(self) -> None:
         self.lifecycle.drain("asked for over the control API")
@@ -349,11 +330,8 @@ class _Doer:
     def abort(self, request_id: str) -> int:
         return self.kitchen.abort(request_id)
 
-    async def steer(self, order: TunerOrder) -> dict[str, Any]:
-        return await self.tuning.act(order)
-
-    def tuner_status(self) -> dict[str, Any]:
-        return self.tuning.status()
+    async def propose(self, changes: dict[str, int], source: str, why: str) -> Limits:
+        return await self.arbiter.propose(changes, source, why)
 
 
 def check_exposure(host: str, keys: Keys) -> None:

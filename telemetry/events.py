@@ -243,10 +243,8 @@ class LimitsChanged(Event, frozen=True, kw_only=True):
 
 
 class Decision(Event, frozen=True, kw_only=True):
-    """One change of the tuner: what it saw, expected and got. Published when it is made, and once more, under the same
-    `number`, with its verdict."""
+    """One change of the tuner: what it saw, expected and got."""
 
-    number: int = 0
     rule: str
     knob: str
     direction: str  # up | down | rollback
@@ -255,8 +253,6 @@ class Decision(Event, frozen=True, kw_only=True):
     evidence: dict[str, float]
     predicted: dict[str, float]
     verdict: str = ""
-    why: str = ""
-    also: dict[str, int] = {}  # the other limits of a joint change, and their new values
 
 
 class Finding(Event, frozen=True, kw_only=True):

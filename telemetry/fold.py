@@ -272,13 +272,7 @@ class Fold:
         self._state.limits = event.limits
 
     def _decision(self, event: events.Decision) -> None:
-        kept = self._state.decisions
-        if event.number and event.verdict:
-            for index, earlier in enumerate(kept):
-                if earlier.number == event.number:
-                    kept[index] = event
-                    return
-        kept.append(event)
+        self._state.decisions.append(event)
         key = (event.rule, event.knob, event.direction)
         counts = self._state.decision_counts
         if key in counts or len(counts) < KEPT_RULES:

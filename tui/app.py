@@ -48,7 +48,8 @@ def pages() -> list[type[Page]]:
 
 
 class Top(App[None]):
-    """`inferd top`. `runbook` gives a runbook's Markdown, `prefix` is how inferd is called for remedies."""
+    """`inferd top`. `runbook` gives a runbook's Markdown, `prefix` is how inferd is called for remedies, and `socket`
+    the daemon that they are for; on a `remote` one they are not run."""
 
     CSS_PATH = "inferd.tcss"
     ENABLE_COMMAND_PALETTE = True
@@ -70,6 +71,8 @@ class Top(App[None]):
         feed: Feed,
         runbook: Callable[[str], str | None] = lambda name: None,
         prefix: tuple[str, ...] = ("inferd",),
+        socket: str = "",
+        remote: bool = False,
         environ: Mapping[str, str] = os.environ,
         pictures: Path = Path(),
         now_ns: Callable[[], int] = time.monotonic_ns,
@@ -84,8 +87,15 @@ class Top(App[None]):
         self._clock = now_ns
         tabs = tuple((page.KEY, page.NAME) for page in self._pages)
         self.desk = Desk(
-            view=View(), feed=feed, palette=self.palette, runbook=runbook, tabs=tabs, prefix=prefix
-        )  # fmt: skip
+            view=View(),
+            feed=feed,
+            palette=self.palette,
+            runbook=runbook,
+            tabs=tabs,
+            prefix=prefix,
+            socket=socket,
+            remote=remote,
+        )
         self._held: list[Frame] = []
 
     def on_mount(self) -> None:

@@ -32,6 +32,8 @@ class Desk:
     paused: bool = False
     said: str = ""  # the last action's outcome, in the footer
     said_style: str = ""
+    socket: str = ""  # of the daemon that is watched, if it is on this machine
+    remote: bool = False  # it is on another one: remedies would act on this one
     prefix: tuple[str, ...] = field(default_factory=lambda: ("inferd",))  # how `inferd` is called, for remedies
 
 

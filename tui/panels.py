@@ -33,6 +33,7 @@ from tui.widgets.spark import chart, spark
 
 WIDE: Final = 120
 _LEGEND: Final = 2  # lines of names under a bar
+_LIVE_S: Final = 2.0  # younger than this needs no figure
 _STALE_S: Final = 3.0  # older than this, what is shown is said to be old
 _NO_PROGRESS_S: Final = 5.0
 _LIVE: Final = (("ttft", "TTFT"), ("inter_token", "inter-token"), ("e2e", "end to end"))
@@ -61,7 +62,8 @@ def header(view: View, width: int) -> Line:
     )
     kv = view.values("kv")
     spans.append(f"kv {percent(kv[-1] if kv else None)}  {known.model}")
-    tail = f"{view.label} " if view.label else f"{view.age_s or 0:.0f} s ago "
+    old_s = view.age_s or 0.0
+    tail = f"{view.label} " if view.label else "live " if old_s < _LIVE_S else f"{old_s:.0f} s ago "
     left = fit(line(*spans), max(0, width - len(tail) - 1))
     return (*left, (f" {tail}", "dim"))
 

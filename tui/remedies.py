@@ -5,6 +5,7 @@ A remedy is a line of a shell block in the runbook, or a whole next step, that b
 involved. Enter at `commands` and `run`.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -28,18 +29,25 @@ def commands(finding: Finding, markdown: str | None) -> list[str]:
         if (
             command.startswith("inferd ")
             and command not in found
-            and not re.search(r"<\w|\b[A-Z]{2,}\b|[|;&>$]", command)
+            and not re.search(r"<\w|\b[A-Z][A-Z_]+\b|[|;&>$]", command)
         ):
             found.append(command)
     return found
 
 
-def run(command: str, prefix: Sequence[str]) -> tuple[int, str]:
-    """Run an `inferd …` command; its exit status and what it printed. `prefix` is how inferd is called here."""
+def run(command: str, prefix: Sequence[str], socket: str = "") -> tuple[int, str]:
+    """Run an `inferd …` command; its exit status and what it printed. `prefix` is how inferd is called here, `socket`
+    the daemon that is watched: the command must not find another one."""
     words = [*prefix, *shlex.split(command)[1:]]
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+            env={**os.environ, **({"INFERD_SOCKET": socket} if socket else {})},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, str(error)

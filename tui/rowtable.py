@@ -16,7 +16,7 @@ _ORDER = {"running": 0, "preempted": 1, "waiting": 2, "finished": 3}
 _STYLES = {"running": "good", "waiting": "", "preempted": "warning", "finished": "dim"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: thousands are made every second
 class Row:
     """One choice. None is not reported. `age_ns`: since it arrived, or how long it took in all."""
 

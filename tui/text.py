@@ -5,6 +5,7 @@ counts; a figure that is not reported is `–`, never 0. It must not know Textua
 Enter at `line`, `fit`, `beside` and the notations.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
@@ -15,6 +16,11 @@ Line: TypeAlias = tuple[Span, ...]
 UNKNOWN: Final = "–"
 NOT_REPORTED: Final = "not reported"
 _KIB: Final = 1024
+# Where width is not one cell: combining marks, zero-width signs, and all from Hangul Jamo on but symbols and blocks.
+_ODD: Final = re.compile(
+    "[\u0300-\u036f\u0483-\u0489\u0591-\u10ff\u1100-\u1fff\u200b-\u200f\u20d0-\u20f0\u231a\u231b\u2329\u232a\u23e9-\u23f3"
+    "\u25fd\u25fe\u2614-\u27bf\u2b1b-\U0010ffff]"
+)
 
 
 def line(*parts: str | Span) -> Line:
@@ -25,7 +31,7 @@ def line(*parts: str | Span) -> Line:
 
 def cells(text: str) -> int:
     """Width in terminal cells: wide characters take two, combining ones none."""
-    if text.isascii():
+    if text.isascii() or not _ODD.search(text):
         return len(text)
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
@@ -38,7 +44,8 @@ def width_of(spans: Line) -> int:
 
 def clip(text: str, width: int) -> str:
     """At most `width` cells; what was cut is shown by `…`. Control characters, which a terminal would obey, go."""
-    text = "".join(char if char.isprintable() else " " for char in text)
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
     if cells(text) <= width:
         return text
     kept, used = [], 0

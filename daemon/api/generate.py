@@ -19,7 +19,7 @@ from daemon.admission import Ticket
 from daemon.api.body import read_body
 from daemon.api.choice import Choice
 from daemon.api.errors import ApiError, from_inferd
-from daemon.api.kitchen import Kitchen, context_of
+from daemon.api.kitchen import Kitchen, context_limit_of
 from daemon.api.merge import Ready, next_output, outputs
 from daemon.api.prompt import Prepared, prepare
 from daemon.api.record import Stopwatch, Trace, compose, log_ids
@@ -116,10 +116,10 @@ class Generation:
         ask = self._ask = self._parse(await read_body(request))
         kitchen = self._kitchen
         kitchen.served.check(ask.model)
-        context = context_of(kitchen.port, kitchen.why_context())
+        context_limit = context_limit_of(kitchen.port)
         started_ns = time.monotonic_ns()
         try:
-            prepared = await prepare(ask, kitchen.text, kitchen.served.eos_token_ids, context)
+            prepared = await prepare(ask, kitchen.text, kitchen.served.eos_token_ids, context_limit)
         finally:
             self._watch.tokenized(started_ns)
         self._prompt_tokens = sum(len(tokens) for tokens in prepared.prompts)

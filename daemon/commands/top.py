@@ -62,8 +62,10 @@ def command(
     from tui.app import Top
     from tui.feed import LiveFeed
 
-    feed: Feed = _replayed(replay) if replay is not None else LiveFeed(_endpoint(socket_path, url, key_file))
-    Top(feed, runbook=runbook, prefix=(sys.executable, "-c", _MAIN)).run()
+    endpoint = None if replay is not None else _endpoint(socket_path, url, key_file)
+    feed: Feed = LiveFeed(endpoint) if endpoint is not None else _replayed(replay or Path())
+    socket = str(endpoint.socket or "") if endpoint else ""
+    Top(feed, runbook=runbook, prefix=(sys.executable, "-c", _MAIN), socket=socket, remote=bool(url)).run()
     return 0
 
 

@@ -82,7 +82,7 @@ Sequences are **preempted** and computed again: work is lost.
 
 ```sh
 inferd models list
-inferd bench load --requests NAME
+inferd doctor do set kv_blocks=KV_CEILING
 kubectl scale deployment/inferd --replicas=2
 ```
 """

@@ -61,7 +61,7 @@ async def test_a_daemon_that_comes_back_is_shown_again() -> None:
         app.take(Frame(at_ns=end_ns + 9_000_000_000, error="gone"))
         await settled(pilot, "no answer for")
         app.take(Frame(at_ns=end_ns + 10_000_000_000, snapshot=frames[-1].snapshot))
-        assert "ready" in await settled(pilot, "s ago")
+        assert "ready" in await settled(pilot, "live")
 
 
 async def test_a_silent_source_is_old_after_three_seconds() -> None:
@@ -212,6 +212,14 @@ async def test_a_remedy_runs_after_its_exact_command_was_confirmed(tmp_path: Pat
         await pilot.press("y")
         text = await settled(pilot, "inferd models list: done")
         assert "\n" in text
+
+
+async def test_a_remedy_is_not_run_here_for_a_daemon_elsewhere() -> None:
+    async with shown(with_finding(), SMALL, remote=True) as (_, pilot):
+        await pilot.press("7")
+        await pilot.pause()
+        await pilot.press("enter")
+        await settled(pilot, "run it there")
 
 
 async def test_a_recording_offers_no_remedy() -> None:

@@ -202,6 +202,7 @@ def test_a_remedy_is_run_without_a_shell() -> None:
     status, output = run("inferd '$(id)'", ("echo", "inferd"))
     assert (status, output) == (0, "inferd $(id)")
     assert run("inferd x", ("/nowhere/inferd",))[0] == 1
+    assert run("inferd INFERD_SOCKET", ("printenv",), "/run/it.sock") == (0, "/run/it.sock")
 
 
 def test_without_colour_neighbours_in_a_bar_differ() -> None:

@@ -112,6 +112,9 @@ class Findings(Page):
         if self.desk.feed.replayed:
             self.say("this is a recording: there is nothing to remedy", "warning")
             return
+        if self.desk.remote:
+            self.say("the daemon is on another machine: run it there", "warning")
+            return
         if not self._remedies:
             self.say("no command is offered here; read the runbook", "warning")
             return
@@ -125,7 +128,7 @@ class Findings(Page):
         self.app.push_screen(Confirm("Run this remedy?", command), decided)
 
     def _run(self, command: str) -> None:
-        status, output = run(command, self.desk.prefix)
+        status, output = run(command, self.desk.prefix, self.desk.socket)
         done = f"{command}: {'done' if status == 0 else f'exit {status}'}"
         self.app.call_from_thread(self.say, done, "good" if status == 0 else "critical")
         self.app.call_from_thread(self.app.push_screen, Text(done, output.splitlines() or ["(no output)"]))

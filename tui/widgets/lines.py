@@ -21,6 +21,7 @@ from textual.widget import Widget
 from tui.palette import Palette
 from tui.text import Line, fit
 
+_JOINED = 4  # lines
 Draw = Callable[[int, int], Sequence[Line]]  # (width, height) → lines
 
 
@@ -52,7 +53,7 @@ class Board(Widget):
         changed = [y for y in range(height) if _at(lines, y) != _at(before, y)]
         self.painted += len(changed)
         if changed:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+            self.refresh(*_regions(changed, width))
 
     def on_resize(self, event: events.Resize) -> None:
         self._lines = []
@@ -61,6 +62,17 @@ class Board(Widget):
 
     def render_line(self, y: int) -> Strip:
         return _strip(_at(self._lines, y), self.size.width, palette_of(self.app))
+
+
+def _regions(changed: Sequence[int], width: int) -> list[Region]:
+    """The lines as few regions: each costs the compositor a pass, so that a line or two between are painted along."""
+    runs: list[tuple[int, int]] = []
+    for y in changed:
+        if runs and y - runs[-1][1] <= _JOINED:
+            runs[-1] = (runs[-1][0], y)
+        else:
+            runs.append((y, y))
+    return [Region(0, first, width, last - first + 1) for first, last in runs]
 
 
 def _at(lines: Sequence[Line], y: int) -> Line:
@@ -110,19 +122,26 @@ class Rows(ScrollView, can_focus=True):
             self.count = count
             self.virtual_size = Size(self.size.width, count)
         top, height = self.scroll_offset.y, self.size.height
-        changed = [y for y in range(top, top + height) if self._made(y) != self._shown.get(y)]
+        made = {y: self._made(y) for y in range(top, top + height)}
+        changed = [y for y, spans in made.items() if spans != self._shown.get(y)]
+        self._shown = made
         if changed:
-            self.refresh(*(Region(0, y - top, self.size.width, 1) for y in changed))
+            self.refresh(*_regions([y - top for y in changed], self.size.width))
 
     def on_resize(self, event: events.Resize) -> None:
         self.virtual_size = Size(self.size.width, self.count)
+        self._repaint()
+
+    def _repaint(self) -> None:
+        """Every row that is seen: the cursor or the width is another."""
+        self._shown = {}
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
         row = self.scroll_offset.y + y
-        if len(self._shown) > 4 * (self.size.height + 1):
-            self._shown = {}
-        made = self._shown[row] = self._made(row)
+        made = self._shown.get(row)
+        if made is None:
+            made = self._shown[row] = self._made(row)
         return _strip(made, self.scrollable_content_region.width or self.size.width, palette_of(self.app))
 
     def _made(self, row: int) -> Line:
@@ -145,14 +164,14 @@ class Rows(ScrollView, can_focus=True):
             self.scroll_to(y=self.cursor, animate=False)
         elif self.cursor >= top + height:
             self.scroll_to(y=self.cursor - height + 1, animate=False)
-        self.refresh()
+        self._repaint()
         self.post_message(self.Moved(self))
 
     def on_focus(self) -> None:
-        self.refresh()
+        self._repaint()
 
     def on_blur(self) -> None:
-        self.refresh()
+        self._repaint()
 
     def on_click(self, event: events.Click) -> None:
         row = self.scroll_offset.y + event.y

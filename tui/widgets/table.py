@@ -30,12 +30,16 @@ class Table(Generic[Row]):
 
     def __init__(self, columns: Sequence[Column[Row]]) -> None:
         self.columns = tuple(columns)
+        self._shown: tuple[int, list[tuple[Column[Row], int]]] = (-1, [])
 
     def shown(self, width: int) -> list[tuple[Column[Row], int]]:
         """The columns that fit, with their widths."""
+        if self._shown[0] == width:
+            return self._shown[1]
         columns = [column for column in self.columns if column.least <= width]
         fixed = sum(column.width for column in columns) + len(columns) + 1
-        return [(column, column.width or max(8, width - fixed)) for column in columns]
+        self._shown = (width, [(column, column.width or max(8, width - fixed)) for column in columns])
+        return self._shown[1]
 
     def head(self, width: int, sorted_by: str = "", descending: bool = True) -> Line:
         spans: list[Span] = [(" ", "")]
