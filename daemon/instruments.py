@@ -20,7 +20,7 @@ from engine.errors import InferdError
 from telemetry import probe
 from telemetry.bundle import FOLDER, Folder
 from telemetry.bus import Bus, Sink
-from telemetry.events import AnyEvent, Event, Incident, RequestRecord, StateChanged
+from telemetry.events import AnyEvent, Event, Incident, MemoryReport, RequestRecord, StateChanged
 from telemetry.exposition import Exposition
 from telemetry.feed import Feed
 from telemetry.fold import Fold
@@ -158,6 +158,22 @@ class Instruments:
             engine_pid=engine.process_pid or engine.pid,
         )
 
+    def weigh(self) -> None:
+        """Publish what this process takes: on a host it shares the engine's memory."""
+        held = probe.resident()
+        if held is None:
+            return
+        measured = {"anonymous": held.anonymous_bytes, "shared": held.shared_bytes, "file": held.file_bytes}
+        self.publish(
+            MemoryReport(
+                at_ns=time.monotonic_ns(),
+                process="daemon",
+                device="cpu",
+                booked={"runtime": held.total_bytes},
+                measured=measured,
+            )
+        )
+
     def _catch_up(self) -> None:
         self._bus.flush(_CATCH_UP_SECONDS, sink="fold")
 
@@ -168,6 +184,7 @@ class Instruments:
             resident_bytes=probe.resident_bytes(),
             cpu_seconds=probe.cpu_seconds(os.getpid()),
             progress_age_ns=self._progress_age_ns(),
+            pressure_us=probe.pressure_us(),
         )
 
     def _dropped(self) -> dict[str, int]:

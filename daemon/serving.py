@@ -44,6 +44,7 @@ from telemetry.events import Event
 log = logging.getLogger("inferd")
 
 _OBSERVE_S = 0.2
+_WEIGH_S = 2.0
 _LAST_ANSWERS_S = 3.0  # for handlers to write what the engine has said last
 _LAST_RECORDS_S = 2.0
 _START_UP_ROWS = 64  # of the queue, while the engine's rows are not known
@@ -180,6 +181,7 @@ class Daemon:
             asyncio.create_task(_every(_OBSERVE_S, lifecycle.observe)),
             asyncio.create_task(lag.watch("api", instruments.publish)),
             asyncio.create_task(self._reloads(engine, arbiter)),
+            asyncio.create_task(_every(_WEIGH_S, instruments.weigh)),
         ]
         interval_s = watchdog_interval_s()
         if interval_s is not None:

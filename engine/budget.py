@@ -164,6 +164,18 @@ def memory_plan(resolved: Resolved) -> list[PlanRow]:
     return [*rows, PlanRow("headroom", rest, "for what no plan foresees, and what the pool has no use for")]
 
 
+def holds(resolved: Resolved) -> str:
+    """What the pool can hold, for people: tokens, and requests of the longest context and of a typical one."""
+    tokens = resolved.kv_blocks * resolved.block_size
+    longest = max(1, min(resolved.rows, tokens // resolved.max_model_len))
+    typical = min(1024, resolved.max_model_len)
+    many = min(resolved.rows, tokens // typical)
+    return (
+        f"KV holds {tokens} tokens: {longest} requests of {resolved.max_model_len} tokens, "
+        f"or {many} of {typical}, of {resolved.rows} at once"
+    )
+
+
 def readable(count: int) -> str:
     """Bytes for people: 1.2 GiB, 340 MiB, 12 KiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -236,27 +248,25 @@ def _limit(config: EngineConfig, machine: MachineFacts, planned_bytes: int) -> t
 
 
 def _does_not_fit(config: EngineConfig, manifest: Manifest, machine: MachineFacts, fit: _Fit) -> DoesNotFit:
-    limit = f"{readable(fit.limit_bytes)} ({fit.limit_reason})"
-    parts = (
-        f"runtime {readable(machine.runtime_bytes)}, weights {readable(machine.weights_bytes)}, "
-        f"activations {readable(fit.activation_bytes)} for {fit.shape}"
-    )
-    if fit.context:
-        return DoesNotFit(
-            f"a context of {config.max_model_len} tokens does not fit into {limit}: {parts}",
-            f"the largest that fits is --max-model-len {fit.context}",
-        )
-    needed = machine.runtime_bytes + machine.weights_bytes + machine.workspace_bytes + fit.activation_bytes
-    needed += block_bytes(manifest.spec, config.block_size, machine.dtype) * blocks_for(
-        config.max_model_len or config.block_size, config.block_size
-    )
+    """How much is missing, and what of it the operator can change: what was asked for is never lowered on its own."""
+    context = config.max_model_len or config.block_size
+    needed = machine.runtime_bytes + machine.weights_bytes + machine.workspace_bytes
+    needed += machine.activation.peak(fit.step_tokens, fit.rows, context)
+    needed += block_bytes(manifest.spec, config.block_size, machine.dtype) * blocks_for(context, config.block_size)
     least_mib = int(needed / (1 - _HEADROOM) / (1 << 20)) + 1
-    # What was asked for is never lowered on its own, so it is what the operator can lower.
+    missing = readable((least_mib << 20) - fit.limit_bytes)
     asked = {"--max-num-seqs": config.max_num_seqs, "--max-num-batched-tokens": config.max_num_batched_tokens}
-    lower = "".join(f", a lower {flag}" for flag, value in asked.items() if value is not None)
+    ways = [f"lower --max-model-len to {fit.context}"] if fit.context else []
+    if least_mib << 20 <= min(machine.total_bytes, machine.cgroup_limit_bytes or machine.total_bytes):
+        ways.append(f"give it --memory-limit {least_mib}MiB")
+    ways += [f"lower {flag}" for flag, value in asked.items() if value is not None]
+    ways += [] if fit.context else ["take a smaller model"]
+    what = f"{manifest.name} with a context of {context} tokens" if config.max_model_len else manifest.name
     return DoesNotFit(
-        f"{manifest.name} does not fit into {limit}: {parts}, and nothing is left for KV",
-        f"give it at least --memory-limit {least_mib}MiB{lower}, or a smaller model",
+        f"{what} does not fit into {readable(fit.limit_bytes)} ({fit.limit_reason}) and needs {missing} more: "
+        f"runtime {readable(machine.runtime_bytes)}, weights {readable(machine.weights_bytes)}, "
+        f"activations {readable(fit.activation_bytes)} for {fit.shape}, KV for {context} tokens",
+        ", or ".join(ways),
     )
 
 

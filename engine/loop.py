@@ -18,9 +18,10 @@ from engine.errors import EngineFault, OutOfMemory
 from engine.output import Output
 from engine.plan import Runner, SeqSlice, StepPlan, StepResult
 from engine.pulse import Pulse
-from engine.report import StallMeter, StepTimes, step_report
+from engine.report import StepTimes, step_report
 from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.stepcost import StepMeter
 from telemetry.events import Event
 
 _NOTHING = StepResult(step=0, tokens=())
@@ -37,6 +38,7 @@ class Engine:
         clock: Callable[[], int] = time.monotonic_ns,
         pulse: Pulse | None = None,
         autopsy: Autopsy | None = None,
+        meter: StepMeter | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -45,7 +47,7 @@ class Engine:
         self._pulse = pulse or Pulse.attach(-1)
         runner.tell(self._pulse.tick)
         self._autopsy = autopsy or Autopsy()
-        self._stall = StallMeter()
+        self._meter = meter or StepMeter()
         self._last_token_ns: dict[str, int] = {}  # live requests that have a token
         self._stall_base_ns: dict[str, int] = {}  # the meter when each of them began to decode
         self._suspects: dict[str, int] = {}  # live requests → failed steps they were the largest part of
@@ -127,6 +129,11 @@ class Engine:
             "loop_suspects": len(self._suspects),
         }
 
+    def step_cost(self) -> dict[str, float]:
+        """The fitted cost of a step and its error (engine/stepcost.py); empty until it is known."""
+        cost = self._meter.cost
+        return {**cost.costs(), "error_ratio": cost.error_ratio} if cost.known else {}
+
     def idle(self) -> None:
         """There is nothing to do, and it is known: that is progress too."""
         self._pulse.tick("idle")
@@ -148,7 +155,8 @@ class Engine:
         """Publish the step; returns the outputs with their decode stall filled in."""
         self.steps += 1
         self._autopsy.step_done(plan)
-        self._stall.step(plan, times.committed_ns - times.begun_ns)
+        on_device_ns = result.forward_ns + result.sample_ns
+        bound = self._meter.step(plan, times.committed_ns - times.begun_ns, on_device_ns)
         gaps_ns, longest = self._gaps_ns(outputs, times.collected_ns)
         finished = tuple(output.request_id for output in outputs if output.finish is not None)
         outputs = self._ended(outputs)
@@ -161,6 +169,7 @@ class Engine:
                 finished=finished,
                 gaps_ns=gaps_ns,
                 longest_gap=longest,
+                bound=bound,
             )
         )
         self._publish_ns = self._clock() - times.committed_ns
@@ -178,7 +187,7 @@ class Engine:
             before_ns = last_ns.get(output.request_id)
             last_ns[output.request_id] = now_ns
             if before_ns is None:
-                self._stall_base_ns[output.request_id] = self._stall.total_ns
+                self._stall_base_ns[output.request_id] = self._meter.stall_ns
             else:
                 gaps_ns.append(now_ns - before_ns)
                 if before_ns < earliest_ns:
@@ -195,7 +204,7 @@ class Engine:
         base_ns = self._stall_base_ns.pop(output.request_id, None)
         if base_ns is None or output.facts is None:
             return output
-        stall_ns = min(self._stall.total_ns - base_ns, output.facts.decode_ns)
+        stall_ns = min(self._meter.stall_ns - base_ns, output.facts.decode_ns)
         return msgspec.structs.replace(output, facts=replace(output.facts, decode_stall_ns=stall_ns))
 
     def _after_oom(self, plan: StepPlan, error: OutOfMemory) -> list[Output]:

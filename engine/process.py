@@ -21,13 +21,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from engine import wire
 from engine.autopsy import Autopsy
+from engine.books import Accounts, Books, NoBooks
 from engine.budget import Limits, Resolved
 from engine.config import EngineConfig
 from engine.errors import EngineFault, InferdError, OutOfMemory
@@ -37,6 +38,7 @@ from engine.plan import Runner
 from engine.pulse import Pulse
 from engine.scheduler import Scheduler
 from engine.server import Faults, Link, Server
+from engine.stepcost import Ceilings, StepMeter
 from telemetry.events import Event, encode
 from telemetry.recorder import Recorder, ring_bytes
 
@@ -47,13 +49,16 @@ _ORPHANED = 70  # exit code when the daemon is gone: nobody is left to read it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What loading a model yields. `cache_root` salts the prefix cache; `phases` are stages of start-up in ns."""
+    """What loading a model yields. `cache_root` salts the prefix cache; `phases` are stages of start-up in ns; `books`
+    say who has which bytes."""
 
     resolved: Resolved
     limits: Limits
     runner: Runner
     phases: dict[str, int]
     cache_root: str
+    books: Accounts = field(default_factory=NoBooks)
+    bandwidth_bytes_per_ns: float = 0.0  # of the device's memory, as measured at start; 0 = was not
     faults: Faults | None = None
 
 
@@ -96,6 +101,15 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         phases=started.phases,
         faults=started.faults,
         cache_root=f"{manifest.digest}/{started.resolved.kv_dtype}/{started.resolved.block_size}",
+        books=Books(
+            started.ledger,
+            started.resolved.device,
+            limit_bytes=started.resolved.memory_limit_bytes,
+            activation_bytes=started.resolved.activation_bytes,
+            pool=started.pool,
+            model_dir=Path(config.model_dir),
+        ),
+        bandwidth_bytes_per_ns=started.bandwidth_bytes_per_ns,
     )
 
 
@@ -147,7 +161,20 @@ def _start(
     )
     outbox = Outbox(link.post)
     publish = outbox.put if recorder is None else _recorded(recorder, outbox)
-    engine = Engine(scheduler, loaded.runner, publish, pulse=pulse, autopsy=Autopsy(loaded.resolved.activation_bytes))
+    resolved = loaded.resolved
+    ceilings = Ceilings(
+        bytes_per_ns=loaded.bandwidth_bytes_per_ns,
+        weights_bytes=resolved.weights_bytes,
+        context_token_bytes=resolved.kv_block_bytes // resolved.block_size,
+    )
+    engine = Engine(
+        scheduler,
+        loaded.runner,
+        publish,
+        pulse=pulse,
+        autopsy=Autopsy(resolved.activation_bytes),
+        meter=StepMeter(ceilings),
+    )
     gc.freeze()  # what was loaded stays for ever: no collection needs to walk it during a step
     ready_ns = time.monotonic_ns()
     phases = {  # in their order, and they sum to the total; torch's import is most of the boot
@@ -157,7 +184,7 @@ def _start(
         "total": ready_ns - begun_ns,
     }
     link.send(wire.Ready(pid=os.getpid(), resolved=loaded.resolved, limits=loaded.limits, phases=phases))
-    return Server(engine, link, outbox, loaded.resolved, loaded.limits, loaded.faults)
+    return Server(engine, link, outbox, resolved, loaded.limits, loaded.books, publish, loaded.faults)
 
 
 def _recorded(recorder: Recorder, outbox: Outbox) -> Callable[[Event], None]:

@@ -1,11 +1,11 @@
 """StepReport: how one is made of a plan, its result and the state after it, and how several become one under load.
 
-Pure functions and one small estimator; it must not publish or time anything. Enter at `step_report` and `merged`.
+Pure functions; it must not publish or time anything. Enter at `step_report` and `merged`.
 """
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -72,6 +72,7 @@ def step_report(
     finished: tuple[str, ...],
     gaps_ns: Iterable[int],
     longest_gap: tuple[int, str] = (0, ""),
+    bound: str = "",
 ) -> StepReport:
     """Everything known of one step as one event. `longest_gap`: ns and request id."""
     why = plan.why
@@ -104,7 +105,8 @@ def step_report(
         kv_cached=state.kv_cached,
         kv_free=state.kv_free,
         kv_tail_slots=state.kv_tail_slots,
-        kv_stranded_blocks=state.kv_stranded_blocks,
+        # of no use now: what sequences hold that cannot run, and what is free and too little for the head of the queue
+        kv_stranded_blocks=state.kv_stranded_blocks + (state.kv_free if why.waiting_kv else 0),
         prefix_hit_tokens=sum(a.cached_tokens for a in fresh),
         prefix_miss_tokens=sum(a.missed_tokens for a in fresh),
         prefix_too_short_tokens=sum(a.too_short_tokens for a in fresh),
@@ -116,6 +118,7 @@ def step_report(
         longest_gap_us=min(longest_gap[0], _MOST_NS) // 1000,
         longest_gap_of=longest_gap[1],
         memory_peak_bytes=result.memory_peak_bytes,
+        bound=bound,
     )
 
 
@@ -126,27 +129,3 @@ def merged(first: StepReport, then: StepReport) -> StepReport:
     slower = max(first, then, key=lambda report: report.longest_gap_us)
     changes |= {"longest_gap_us": slower.longest_gap_us, "longest_gap_of": slower.longest_gap_of}
     return msgspec.structs.replace(then, at_ns=first.at_ns, **changes)
-
-
-@dataclass(slots=True)
-class StallMeter:
-    """How much longer decoding rows waited because a step also computed prompts.
-
-    The cost of a decode-only step is a moving average per power of two of its rows; a mixed step's time beyond that
-    is stall for every row that decodes in it. An estimate: until a decode-only step of about this size was seen, no
-    stall is claimed.
-    """
-
-    total_ns: int = 0
-    _cost_ns: dict[int, float] = field(default_factory=dict)
-
-    def step(self, plan: StepPlan, step_ns: int) -> None:
-        why = plan.why
-        if not why.decode_rows:
-            return
-        size = why.decode_rows.bit_length()
-        cost_ns = self._cost_ns.get(size)
-        if why.prefill_rows == 0:
-            self._cost_ns[size] = step_ns if cost_ns is None else cost_ns + 0.1 * (step_ns - cost_ns)
-        elif cost_ns is not None:
-            self.total_ns += max(0, step_ns - int(cost_ns))

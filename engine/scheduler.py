@@ -13,6 +13,7 @@ from engine import policy
 from engine.acceptance import NO_LOGPROBS, accept, logprobs_of
 from engine.budget import Limits, Resolved
 from engine.errors import ContextTooLong, DeadlineExceeded
+from engine.kv.ages import BlockAges
 from engine.kv.pool import BlockPool
 from engine.kv.prefix import NoPrefixCache, PrefixCache, Prefixes
 from engine.kv.space import KvSpace
@@ -36,7 +37,8 @@ class Scheduler:
         self._limits = limits.within(resolved)
         size = resolved.block_size
         prefixes: Prefixes = PrefixCache(cache_root, size) if resolved.prefix_cache else NoPrefixCache()
-        self._pool = BlockPool(resolved.kv_blocks, prefixes.forget)
+        self._ages = BlockAges(resolved.kv_blocks)
+        self._pool = BlockPool(resolved.kv_blocks, prefixes.forget, self._ages)
         self._pool.set_capacity(limits.kv_blocks)
         self._kv = KvSpace(self._pool, prefixes, size)
         self._credit = output_credit
@@ -81,6 +83,7 @@ class Scheduler:
 
     def cancel(self, request_ids: Iterable[str], reason: str, now_ns: int) -> list[Output]:
         """End these choices now; their blocks are free when this returns. Unknown ids are ignored."""
+        self._ages.now_ns = now_ns
         outputs = []
         for request_id in request_ids:
             sequence = self._roster.live.get(request_id)
@@ -116,6 +119,7 @@ class Scheduler:
         if self._flight is not None:
             raise RuntimeError(f"plan was called while step {self._step} is out")
         self._step += 1
+        self._ages.now_ns = now_ns
         roster, limits = self._roster, self._limits
         discarded = self._pool.take_discards()  # first of all: what this plan frees may be the source of a copy
         self._clear(now_ns)
@@ -139,6 +143,7 @@ class Scheduler:
         if flight is None or result.step != self._step:
             raise RuntimeError(f"step {result.step} was committed, but not planned last: that was {self._step}")
         self._flight = None
+        self._ages.now_ns = now_ns
         outputs, self._ended = self._ended, []
         size = self._kv.block_size
         room = self._pool.capacity * size + 1  # tokens of one sequence: the newest has no KV yet
@@ -205,6 +210,10 @@ class Scheduler:
     def block_map(self) -> bytes:
         """One byte a block: 0 free, 1 cached, 2 active, 3 active and shared."""
         return self._pool.state_map()
+
+    def block_ages(self) -> dict[str, bytes]:
+        """Sampled ages of blocks since the last call (engine/kv/ages.py)."""
+        return self._ages.drain()
 
     def reset_cache(self) -> int:
         """Forget every cached prefix. Returns how many blocks that frees."""

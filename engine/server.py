@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from engine import wire
+from engine.books import Accounts
 from engine.budget import Limits, Resolved
 from engine.errors import ConfigError, EngineFault
 from engine.loop import Engine
@@ -22,7 +23,7 @@ from engine.outbox import Outbox
 from engine.output import Output
 from engine.request import EngineFacts, FinishReason, Request
 from telemetry import probe
-from telemetry.events import EngineStatus, LimitsView
+from telemetry.events import EngineStatus, Event, LimitsView
 
 _HEARTBEAT_NS = 1_000_000_000
 _LINGER_MS = 1000
@@ -92,6 +93,8 @@ class Server:
         outbox: Outbox,
         resolved: Resolved,
         limits: Limits,
+        books: Accounts,
+        publish: Callable[[Event], None],
         faults: Faults | None = None,
     ) -> None:
         self._faults = faults
@@ -100,6 +103,8 @@ class Server:
         self._outbox = outbox
         self._ceilings = resolved
         self._limits = limits
+        self._books = books
+        self._publish = publish
         self._state = "ready"
         self._over = False
         self._bad_commands = 0
@@ -232,7 +237,7 @@ class Server:
         return {**self._engine.sizes(), "outbox": len(self._outbox), "bad_commands": self._bad_commands}
 
     def _beat(self) -> None:
-        """EngineStatus, once a second, also when idle. It doubles as the sign of life."""
+        """EngineStatus and what memory is used for, once a second, also when idle. It doubles as the sign of life."""
         now_ns = time.monotonic_ns()
         if now_ns < self._next_beat_ns:
             return
@@ -256,6 +261,11 @@ class Server:
                 kv_cached=facts.kv_cached,
                 kv_free=facts.kv_free,
                 telemetry_dropped=self._outbox.dropped,
+                step_cost=self._engine.step_cost(),
+                block_ages_ms=self._engine.scheduler.block_ages(),
             )
         )
+        report = self._books.report(now_ns)
+        if report is not None:
+            self._publish(report)
         self._outbox.flush()

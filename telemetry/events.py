@@ -37,6 +37,7 @@ PREEMPTION_CAUSES: Final = ("kv", "limits", "oom")
 INCIDENT_CAUSES: Final = ("oom", "killed", "oom_killed", "crash", "wedged", "leak_suspected")
 STEP_BOUNDS: Final = ("compute", "bandwidth", "overhead")
 SEVERITIES: Final = ("info", "warning", "critical")
+BLOCK_AGES: Final = ("lifetime", "idle_before_evict", "reuse_gap")
 LOOPS: Final = ("api", "control", "engine")
 
 
@@ -200,6 +201,8 @@ class EngineStatus(Event, frozen=True, kw_only=True):
     kv_cached: int = 0
     kv_free: int = 0
     telemetry_dropped: int = 0
+    step_cost: dict[str, float] = {}  # the fit: ns of any step, and per token, row, position, pair; and error_ratio
+    block_ages_ms: dict[str, bytes] = {}  # sampled since the last beat: BLOCK_AGES → uint32 little-endian
 
 
 class MemoryReport(Event, frozen=True, kw_only=True):

@@ -227,6 +227,10 @@ class Fold:
         state.status, state.limits = status, status.limits
         state.engine_dropped += _grown(before.telemetry_dropped if before else 0, status.telemetry_dropped)
         state.engine_cpu_ns += _grown(before.cpu_ns if before else 0, status.cpu_ns)
+        for kind, ages in status.block_ages_ms.items():
+            if kind in state.block_ages:
+                count = len(ages) // 4
+                state.block_ages[kind].add_all([age / 1e3 for age in sorted(struct.unpack_from(f"<{count}I", ages))])
         queue = state.queue
         queue.running, queue.waiting = status.running, status.waiting
         if status.waiting == 0:

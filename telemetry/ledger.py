@@ -1,6 +1,7 @@
 """The ledger: who owns which bytes on which device, because the owner said so.
 
-It must not measure anything: what is measured and not booked is for the probe to show. Enter at `Ledger`.
+What a process held before anybody booked is its `runtime`: it is handed in once, and frozen by the first booking. The
+ledger must not measure anything: what is measured and not booked is for the probe to show. Enter at `Ledger`.
 """
 
 import threading
@@ -12,6 +13,13 @@ class Ledger:
     def __init__(self) -> None:
         self._booked: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
+
+    def freeze(self, device: str, runtime_bytes: int) -> None:
+        """What was there before the first booking. Raises ValueError after it, or if it was said before."""
+        with self._lock:
+            if any(where == device for where, _ in self._booked):
+                raise ValueError(f"what {device} held before the first booking cannot be told after it")
+            self._booked[device, "runtime"] = runtime_bytes
 
     def book(self, device: str, owner: str, amount_bytes: int) -> None:
         """`owner` holds so many bytes more. Raises ValueError for a negative amount."""

@@ -28,6 +28,7 @@ class Outside:
     sizes: Mapping[str, int] = field(default_factory=dict)  # entries, by queue or map of the daemon
     resident_bytes: int | None = None
     cpu_seconds: float | None = None
+    pressure_us: tuple[int, int] | None = None  # (some, full) time stalled for memory
     row_errors: int = 0
     progress_age_ns: int | None = None  # since the engine last said that it moves
 

@@ -62,6 +62,7 @@ class TimeBreakdown(Part, frozen=True, kw_only=True):
     stages: dict[str, float]
     step_phases: dict[str, float]
     step_seconds: float  # host time of all steps of the window
+    step_cost: dict[str, float] | None = None  # as fitted: ns of any step, per token, row, position; and error_ratio
 
 
 class QueueView(Part, frozen=True, kw_only=True):

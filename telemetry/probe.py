@@ -37,11 +37,13 @@ class Cgroup:
 
     `limit_bytes` is the least limit from its group up to the root of what can be seen; None = no limit. `oom_kills`
     counts processes killed in the group by its limit, `pressure_us` is (some, full) stall time, where the kernel tells.
+    `cache_bytes` of the usage are pages of files, which the kernel takes back before it kills.
     """
 
     version: int
     limit_bytes: int | None = None
     usage_bytes: int | None = None
+    cache_bytes: int | None = None
     oom_kills: int | None = None
     pressure_us: tuple[int, int] | None = None
 
@@ -66,15 +68,21 @@ def resident(pid: int | None = None, root: Path = ROOT) -> Resident | None:
         return None
 
 
+def maps_files_under(directory: Path, pid: int | None = None, root: Path = ROOT) -> bool:
+    """Whether a process maps any file under `directory`: cheap beside `mapping_bytes`."""
+    return f" {directory}/" in (_read(_proc(pid, root) / "maps") or "")
+
+
 def mapping_bytes(name: str, pid: int | None = None, root: Path = ROOT) -> int | None:
-    """Resident bytes of the mappings called `name` in smaps (a path, or '[anon:…]'); None if there is no such one."""
+    """Resident bytes of the mappings called `name` in smaps (a path, or '[anon:…]'; one that ends in '/' means all
+    files under it); None if there is no such one."""
     text = _read(_proc(pid, root) / "smaps")
     found: int | None = None
     inside = False
     for line in (text or "").splitlines():
         head = line.split(maxsplit=5)
         if head and "-" in head[0] and not head[0].endswith(":"):
-            inside = len(head) == 6 and head[5] == name
+            inside = len(head) == 6 and (head[5].startswith(name) if name.endswith("/") else head[5] == name)
         elif inside and line.startswith("Rss:"):
             found = (found or 0) + int(line.split()[1]) * 1024
     return found
@@ -117,6 +125,11 @@ def boot_id(root: Path = ROOT) -> str:
     return (_read(root / "proc/sys/kernel/random/boot_id") or "").strip()
 
 
+def pressure_us(root: Path = ROOT) -> tuple[int, int] | None:
+    """How long (some, full) tasks were stalled for memory: in our cgroup, else on the machine; None without PSI."""
+    return cgroup(root=root).pressure_us or _pressure(root / "proc/pressure/memory")
+
+
 def memory_limit_bytes(root: Path = ROOT) -> int | None:
     """The least of the machine's memory and the cgroup's limit; None if neither is known."""
     host, limit = host_memory(root), cgroup(root=root).limit_bytes
@@ -134,6 +147,7 @@ def _cgroup_v2(mount: Path, path: str) -> Cgroup:
         version=2,
         limit_bytes=min((limit for limit in limits if limit is not None), default=None),
         usage_bytes=_number(own / "memory.current"),
+        cache_bytes=_cache(own, "inactive_file", "active_file"),
         oom_kills=_keyed(_read(own / "memory.events")).get("oom_kill"),
         pressure_us=_pressure(own / "memory.pressure"),
     )
@@ -150,8 +164,14 @@ def _cgroup_v1(mount: Path, path: str) -> Cgroup:
         version=1,
         limit_bytes=min((limit for limit in limits if limit is not None and limit < _NO_LIMIT_BYTES), default=None),
         usage_bytes=_number(own / "memory.usage_in_bytes"),
+        cache_bytes=_cache(own, "total_inactive_file", "total_active_file"),
         oom_kills=_keyed(_read(own / "memory.oom_control")).get("oom_kill"),
     )
+
+
+def _cache(group: Path, *names: str) -> int | None:
+    found = _keyed(_read(group / "memory.stat"))
+    return sum(found[name] for name in names) if all(name in found for name in names) else None
 
 
 def _up(mount: Path, path: str) -> list[Path]:

@@ -162,7 +162,11 @@ def _time_breakdown(state: State, now_ns: int, views: Views) -> TimeBreakdown:
     stages, _ = _shares(sums, "stage.")
     phases, step_ns = _shares(sums, "step.")
     return TimeBreakdown(
-        window_seconds=state.window.seconds, stages=stages, step_phases=phases, step_seconds=step_ns / 1e9
+        window_seconds=state.window.seconds,
+        stages=stages,
+        step_phases=phases,
+        step_seconds=step_ns / 1e9,
+        step_cost=(state.status.step_cost or None) if state.status else None,
     )
 
 

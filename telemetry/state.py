@@ -95,6 +95,7 @@ class State:
 
     # KV
     blocks: Blocks | None = None
+    block_ages: dict[str, Histogram] = field(default_factory=lambda: _each(events.BLOCK_AGES, buckets.BLOCK_AGE))
     prefix: dict[str, int] = field(default_factory=lambda: zeros(("hit", "miss", "too_short")))
     preemptions: dict[str, int] = field(default_factory=lambda: zeros(events.PREEMPTION_CAUSES))
     preempted_tokens: dict[str, int] = field(default_factory=lambda: zeros(events.PREEMPTION_CAUSES))

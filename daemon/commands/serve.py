@@ -158,7 +158,7 @@ def engine_config(settings: Settings, directory: Path, state_dir: Path | None) -
 
 
 def _print_plan(loaded: Loaded) -> int:
-    from engine.budget import memory_plan, readable, resolve
+    from engine.budget import holds, memory_plan, readable, resolve
     from engine.machine import host_facts
 
     found = _find_model(loaded.settings.model)
@@ -167,6 +167,7 @@ def _print_plan(loaded: Loaded) -> int:
     click.echo(f"{found.name} on {resolved.device}, {resolved.dtype}: {readable(resolved.memory_limit_bytes)}")
     for row in memory_plan(resolved):
         click.echo(f"  {row.owner:<12} {readable(row.bytes):>9}  {row.reason}")
+    click.echo(f"{holds(resolved)}.")
     click.echo("Ceilings:")
     for name, value in resolved.ceilings().items():
         if name != "spec_depth":
@@ -232,7 +233,7 @@ class _Announcer:
 
 
 def _say_engine(view: "EngineView") -> None:
-    from engine.budget import memory_plan, readable
+    from engine.budget import holds, memory_plan, readable
 
     resolved, limits = view.resolved, view.limits
     if resolved is None or limits is None:
@@ -245,3 +246,4 @@ def _say_engine(view: "EngineView") -> None:
         f"{limits.max_num_seqs} at once."
     )
     click.echo(f"Memory: {readable(resolved.memory_limit_bytes)} = {parts}")
+    click.echo(f"{holds(resolved)}.")

@@ -24,6 +24,7 @@ import torch
 
 from engine.errors import MemoryReading
 from telemetry import probe
+from telemetry.residency import resident_in
 
 _REST = 500  # a measurement may cost one part in so many of the time
 _LEAST_REST_NS = 200_000_000
@@ -149,14 +150,6 @@ def _neighbours(scope: str, limit: int | None, free: int | None, own: int | None
     if scope not in ("cgroup", "host") or limit is None or free is None or own is None:
         return None
     return max(0, limit - free - own)
-
-
-def resident_in(address: int, length: int) -> int | None:
-    """Bytes of our mapping at `address` (page-aligned) that are in memory; None if the kernel does not say."""
-    pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
-    if ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), pages) != 0:
-        return None
-    return bytes(pages).count(1) * mmap.PAGESIZE
 
 
 def _heap() -> tuple[int | None, int | None]:

@@ -48,6 +48,11 @@ class TorchRunner:
         self._phase = ""
         self._row: int | None = None  # whose memory is asked for now, if it is one row's
 
+    @property
+    def workspace_bytes(self) -> int:
+        """What lives as long as the runner beside weights and KV: the rows and the tables of positions."""
+        return self._rows.bytes + sum(table.numel() * table.element_size() for table in self._rope)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See engine.plan.Runner."""

@@ -35,18 +35,24 @@ from engine.manifest import Manifest
 from engine.models.families import builder
 from engine.plan import RowInit, SeqSlice, StepPlan
 from engine.request import SamplingParams
+from telemetry import probe, residency
+from telemetry.ledger import Ledger
 
 Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A runner ready to serve, what was resolved, the limits to begin with, and the stages of start-up in ns."""
+    """A runner ready to serve, what was resolved, the limits to begin with, the stages of start-up in ns, and who has
+    which bytes."""
 
     resolved: Resolved
     limits: Limits
     runner: TorchRunner
     phases: dict[str, int]
+    ledger: Ledger
+    pool: tuple[int, int] | None  # address and length of the pool's own mapping
+    bandwidth_bytes_per_ns: float  # of the device's memory
     faults: FaultyMeter | None = None
 
 
@@ -69,6 +75,9 @@ def start(config: EngineConfig, manifest: Manifest, model_dir: Path, progress: P
     """Raises ModelError (files), ConfigError (settings), DoesNotFit (memory), OutOfMemory."""
     phases = _Phases(progress)
     device = _device(config)
+    bandwidth = _bandwidth_bytes_per_ns(torch.device(device))
+    ledger = Ledger()
+    ledger.freeze(device, _held_bytes(device))
     facts = _cuda_facts(config, manifest) if device == "cuda" else host_facts(config, manifest, _resident_bytes())
     dtype = dtype_of(facts.dtype)
     ops = _cpu_ops(config, dtype, facts.threads) if device == "cpu" else Reference()
@@ -82,16 +91,34 @@ def start(config: EngineConfig, manifest: Manifest, model_dir: Path, progress: P
     resolved = replace(resolved, reasons={**resolved.reasons, "device": f"{facts.device_name}; {ops.reason}"})
     phases.end("plan", 0.1)
     with translated(), torch.inference_mode():
-        model = build(manifest.spec, Weights(checkpoint, ops, torch.device(device), dtype), ops)
+        weights = Weights(checkpoint, ops, torch.device(device), dtype)
+        model = build(manifest.spec, weights, ops)
+        ledger.book(device, "weights", weights.bytes)
         phases.end("weights", 0.7)
         store = KVStore(manifest.spec, resolved)
         meter = _meter(store, torch.device(resolved.device))
         faults = FaultyMeter(meter) if config.faults else None
         runner = _runner(manifest, resolved, model, store, faults or meter)
+        ledger.book(device, "workspace", runner.workspace_bytes)
+        if store.mapped is None:
+            ledger.book(device, "kv", store.bytes)
         phases.end("pool", 0.8)
+    before_bytes = _lasting_bytes(device)
     _warm_up(runner, resolved)
+    del weights, checkpoint  # and with it the mapping of what was repacked
+    # What the first step set up for good: kernels made for this machine, and the stacks of their threads.
+    ledger.book(device, "workspace", max(0, _lasting_bytes(device) - before_bytes))
     phases.end("warm_up", 1.0)
-    return Started(resolved=resolved, limits=limits, runner=runner, phases=phases.ns, faults=faults)
+    return Started(
+        resolved=resolved,
+        limits=limits,
+        runner=runner,
+        phases=phases.ns,
+        faults=faults,
+        ledger=ledger,
+        pool=store.mapped,
+        bandwidth_bytes_per_ns=bandwidth,
+    )
 
 
 def _runner(manifest: Manifest, resolved: Resolved, model: Decoder, store: KVStore, meter: Meter) -> TorchRunner:
@@ -163,6 +190,36 @@ def _cuda_facts(config: EngineConfig, manifest: Manifest) -> MachineFacts:
         weights_bytes=0,
         activation=ActivationCost.estimate(manifest.spec, dtype),
     )
+
+
+def _bandwidth_bytes_per_ns(device: torch.device) -> float:
+    """What memory can do: the best of three copies of 32 MiB, read and written."""
+    source = torch.ones(32 << 20, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best_ns = 0
+    for _ in range(3):
+        begun_ns = time.monotonic_ns()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        took_ns = time.monotonic_ns() - begun_ns
+        best_ns = min(best_ns or took_ns, took_ns)
+    return 2 * source.numel() / max(1, best_ns)
+
+
+def _held_bytes(device: str) -> int:
+    """What the process holds on the device before anything is booked; on a host without the pages of files, which come
+    and go."""
+    if device == "cuda":
+        return 0
+    held = probe.resident()
+    return held.anonymous_bytes + held.shared_bytes if held else 0
+
+
+def _lasting_bytes(device: str) -> int:
+    """What the process holds without what its allocator has free for the next one who asks."""
+    heap = residency.heap()
+    return _held_bytes(device) - (heap.free_bytes if heap else 0)
 
 
 def _resident_bytes() -> int:

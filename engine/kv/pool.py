@@ -15,6 +15,8 @@ such room: then some more are evicted than are needed at once, up to a sixteenth
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from engine.kv.ages import BlockAges
+
 _FREE, _CACHED, _ACTIVE, _SHARED = range(4)  # values of `state_map`
 
 
@@ -22,10 +24,11 @@ class BlockPool:
     """Ids 0 … num_blocks - 1. Not thread-safe. Misuse (taking more than `available`, releasing what nobody holds) is
     a bug of the caller and raises ValueError."""
 
-    def __init__(self, num_blocks: int, evicted: Callable[[int], None]) -> None:
+    def __init__(self, num_blocks: int, evicted: Callable[[int], None], ages: BlockAges | None = None) -> None:
         self.num_blocks = num_blocks
         self._capacity = num_blocks
         self._evicted = evicted
+        self._ages = ages or BlockAges(num_blocks)
         self._refs = [0] * num_blocks
         self._named = bytearray(num_blocks)
         self._lru: OrderedDict[int, None] = OrderedDict()  # cached blocks, least recently used first
@@ -88,6 +91,7 @@ class BlockPool:
         for block in blocks:
             self._refs[block] = 1
         self._active += count
+        self._ages.taken(blocks)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -98,6 +102,7 @@ class BlockPool:
                     raise ValueError(f"block {block} is free: nothing to share")
                 del self._lru[block]
                 self._active += 1
+                self._ages.shared(block)
             self._refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -113,6 +118,7 @@ class BlockPool:
             self._active -= 1
             if self._named[block]:
                 self._lru[block] = None
+                self._ages.cached(block)
             else:
                 self._put_free(block)
 
@@ -160,7 +166,12 @@ class BlockPool:
 
     def sizes(self) -> dict[str, int]:
         """Entries of every map in here that grows with use; none exceeds the number of blocks."""
-        return {"pool_free_runs": len(self._length), "pool_cached": len(self._lru), "pool_dirty": len(self._dirty)}
+        return {
+            "pool_free_runs": len(self._length),
+            "pool_cached": len(self._lru),
+            "pool_dirty": len(self._dirty),
+            **self._ages.sizes(),
+        }
 
     def invariants(self) -> None:
         """Raises AssertionError unless every block is active, cached or free, exactly once. O(blocks): for tests."""
@@ -231,6 +242,7 @@ class BlockPool:
         self._put_run(first, length)
         self._free += 1
         self._dirty[block] = None
+        self._ages.freed(block)
 
     def _put_run(self, first: int, length: int) -> None:
         self._length[first] = length

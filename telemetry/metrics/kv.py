@@ -2,7 +2,8 @@
 
 from telemetry import buckets
 from telemetry.events import PREEMPTION_CAUSES
-from telemetry.metric import Metric, Reading, View, each, unowned
+from telemetry.ladder import fragmentation
+from telemetry.metric import Metric, Reading, View, each, one
 
 
 def _blocks(view: View) -> list[Reading]:
@@ -16,7 +17,14 @@ def _fragmentation(view: View) -> list[Reading]:
     if blocks is None or not blocks.total or not block_size:
         return []
     slots = blocks.active * block_size
-    return each({"tail": blocks.tail_slots / slots if slots else 0.0, "stranded": blocks.stranded / blocks.total})
+    known = {"tail": blocks.tail_slots / slots if slots else 0.0, "stranded": blocks.stranded / blocks.total}
+    report = view.state.memory.get("engine")
+    pieces = fragmentation(report.measured) if report else None
+    return each(known if pieces is None else {**known, "allocator": pieces})
+
+
+def _ages(view: View, kind: str) -> list[Reading]:
+    return one(view.state.block_ages[kind])
 
 
 ROWS = (
@@ -31,29 +39,29 @@ ROWS = (
         "inferd_kv_fragmentation_ratio",
         "gauge",
         "tail: empty slots of last blocks / active slots. stranded: blocks of sequences that do not run, and free "
-        "ones that the head of the queue cannot use / all. allocator: reserved, free, but in pieces too small.",
+        "ones that the head of the queue cannot use / all. allocator: reserved, free, but not in its largest piece.",
         _fragmentation,
         {"kind": ("tail", "stranded", "allocator")},
     ),
     Metric(
         "inferd_kv_block_lifetime_seconds",
         "histogram",
-        "From a block's allocation to its eviction (sampled).",
-        unowned,
+        "From a block's allocation until it is free again (sampled).",
+        lambda view: _ages(view, "lifetime"),
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(
         "inferd_kv_block_idle_before_evict_seconds",
         "histogram",
         "How long an evicted block had not been used (sampled).",
-        unowned,
+        lambda view: _ages(view, "idle_before_evict"),
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(
         "inferd_kv_block_reuse_gap_seconds",
         "histogram",
         "Between two uses of a cached block (sampled).",
-        unowned,
+        lambda view: _ages(view, "reuse_gap"),
         buckets=buckets.BLOCK_AGE,
     ),
     Metric(

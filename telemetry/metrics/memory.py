@@ -2,7 +2,7 @@
 
 from telemetry.evidence import OOM_CAUSES
 from telemetry.ladder import OWNERS, ladder
-from telemetry.metric import OPEN, Metric, Reading, View, each, unowned
+from telemetry.metric import OPEN, Metric, Reading, View, each
 
 
 def _owners(view: View) -> list[Reading]:
@@ -23,6 +23,22 @@ def _used(view: View) -> list[Reading]:
 def _reserved(view: View) -> list[Reading]:
     known = ladder(view.state)
     return [((known.device,), known.reserved_bytes / known.limit_bytes)] if known and known.limit_bytes else []
+
+
+def _watermark(view: View) -> list[Reading]:
+    """In use when as many KV blocks are active as the limits allow: from there on newcomers wait or somebody is
+    preempted."""
+    known, limits, started = ladder(view.state), view.state.limits, view.state.started
+    block_bytes = started.resolved.get("kv_block_bytes") if started else None
+    if known is None or not known.limit_bytes or limits is None or not block_bytes:
+        return []
+    at_most = known.used_bytes - known.owners.get("kv_active", 0) + limits.kv_blocks * block_bytes
+    return [((known.device,), at_most / known.limit_bytes)]
+
+
+def _pressure(view: View) -> list[Reading]:
+    some_full = view.outside.pressure_us
+    return each({"some": some_full[0] / 1e6, "full": some_full[1] / 1e6}) if some_full else []
 
 
 ROWS = (
@@ -48,12 +64,18 @@ ROWS = (
         _reserved,
         {"device": OPEN},
     ),
-    Metric("inferd_memory_watermark_ratio", "gauge", "Where admission begins to hold back.", unowned, {"device": OPEN}),
+    Metric(
+        "inferd_memory_watermark_ratio",
+        "gauge",
+        "Where admission begins to hold back: the used ratio once every KV block that the limits allow is active.",
+        _watermark,
+        {"device": OPEN},
+    ),
     Metric(
         "inferd_memory_pressure_seconds",
         "counter",
         "Time stalled for memory (PSI), where the kernel tells.",
-        unowned,
+        _pressure,
         {"kind": ("some", "full")},
     ),
     Metric(

@@ -2,7 +2,7 @@
 
 from telemetry import buckets
 from telemetry.events import STEP_BOUNDS, STEP_PHASES
-from telemetry.metric import Metric, each, unowned
+from telemetry.metric import Metric, each, one, unowned
 
 ROWS = (
     Metric(
@@ -38,8 +38,8 @@ ROWS = (
     Metric(
         "inferd_step_cost_error_ratio",
         "gauge",
-        "Relative error of the fitted model of step time.",
-        unowned,
+        "Relative error of the fitted model of step time, a moving average.",
+        lambda view: one(view.state.status.step_cost.get("error_ratio") if view.state.status else None),
     ),
     Metric(
         "inferd_moe_expert_tokens",

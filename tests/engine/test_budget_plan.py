@@ -1,10 +1,11 @@
 """The memory plan: it sums, it explains itself, it picks what fits and refuses what does not by name."""
 
+import re
 from dataclasses import fields, replace
 
 import pytest
 
-from engine.budget import Limits, Resolved, memory_plan, resolve
+from engine.budget import Limits, Resolved, holds, memory_plan, resolve
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DoesNotFit
 from engine.machine import ActivationCost, MachineFacts, host_facts
@@ -108,11 +109,23 @@ def test_auto_context_is_the_largest_that_fits_and_says_so() -> None:  # case 10
 def test_an_explicit_context_that_cannot_fit_is_refused_with_the_largest_that_does() -> None:  # case 10
     with pytest.raises(DoesNotFit) as refused:
         plan(memory_limit_bytes=1000 * MIB, max_model_len=8192)
-    largest = int(refused.value.hint.split()[-1])
+    said = re.search(r"needs (\d+) MiB more", refused.value.message)
+    assert said is not None
+    named = re.fullmatch(r"lower --max-model-len to (\d+), or give it --memory-limit (\d+)MiB", refused.value.hint)
+    assert named is not None
+    largest, least_mib = int(named[1]), int(named[2])
+    assert abs(1000 + int(said[1]) - least_mib) <= 1
+    assert plan(memory_limit_bytes=least_mib * MIB, max_model_len=8192)[0].max_model_len == 8192
     resolved, _ = plan(memory_limit_bytes=1000 * MIB, max_model_len=largest)
     assert resolved.max_model_len == largest
     with pytest.raises(DoesNotFit):
         plan(memory_limit_bytes=1000 * MIB, max_model_len=largest + resolved.block_size)
+
+
+def test_what_the_pool_holds_is_said_in_tokens_and_requests() -> None:
+    resolved, _ = plan(memory_limit_bytes=2 * GIB)
+    tokens = resolved.kv_blocks * resolved.block_size
+    assert f"{tokens} tokens: {tokens // 8192} requests of 8192 tokens, or {tokens // 1024} of 1024" in holds(resolved)
 
 
 def test_when_the_weights_alone_do_not_fit_the_least_limit_is_named_and_is_enough() -> None:
@@ -127,10 +140,10 @@ def test_when_what_was_asked_for_is_too_much_the_hint_says_to_lower_it(setting: 
     flag = f"--{setting.replace('_', '-')}"
     with pytest.raises(DoesNotFit) as refused:
         plan(**{setting: 10_000_000})
-    assert f"a lower {flag}" in refused.value.hint
+    assert f"lower {flag}" in refused.value.hint
     with pytest.raises(DoesNotFit) as unasked:
         plan(memory_limit_bytes=600 * MIB)
-    assert "a lower" not in unasked.value.hint
+    assert "lower" not in unasked.value.hint
 
 
 def test_rows_and_tokens_shrink_before_the_context_does_unless_asked_for() -> None:

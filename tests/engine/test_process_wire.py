@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from engine import wire
 from engine.outbox import Outbox
 from engine.output import Output
-from engine.plan import PlanWhy, StepPlan
-from engine.report import StallMeter, merged
+from engine.report import merged
 from engine.request import EngineFacts, FinishReason, Request, SamplingParams, TokenLogprob
 from telemetry.events import EngineStatus, Incident, LimitsView, StepReport
 
@@ -155,17 +154,3 @@ def test_what_can_neither_be_sent_nor_merged_is_dropped_and_counted() -> None:
         outbox.put(Incident(at_ns=number, incident_id="i", kind="oom", cause="unknown", summary=""))
     assert len(outbox) <= 9
     assert outbox.dropped == 100 - len(outbox)
-
-
-def test_stall_is_what_mixed_steps_take_beyond_decode_only_ones() -> None:
-    meter = StallMeter()
-    decode = StepPlan(1, (), why=PlanWhy(decode_rows=4))
-    mixed = StepPlan(1, (), why=PlanWhy(decode_rows=4, prefill_rows=1))
-    meter.step(mixed, 500)
-    assert meter.total_ns == 0  # nothing to compare with yet
-    for _ in range(5):
-        meter.step(decode, 100)
-    meter.step(mixed, 350)
-    assert meter.total_ns == 250
-    meter.step(StepPlan(1, (), why=PlanWhy(prefill_rows=1)), 10_000)
-    assert meter.total_ns == 250  # nobody was decoding

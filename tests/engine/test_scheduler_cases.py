@@ -52,7 +52,7 @@ def test_case_7_requests_aborted_at_any_stage_leave_no_block_and_no_entry_behind
     facts = it.scheduler.state_facts()
     assert (facts.running, facts.waiting, facts.preempted, facts.kv_active) == (0, 0, 0, 0)
     assert facts.kv_cached + facts.kv_free == 40
-    cache = {"prefixes", "pool_cached", "pool_dirty", "pool_free_runs"}
+    cache = {"prefixes", "pool_cached", "pool_dirty", "pool_free_runs", "pool_ages"}
     assert not {name: size for name, size in it.scheduler.sizes().items() if size and name not in cache}
     assert not it.runner.rows
 

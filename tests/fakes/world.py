@@ -127,7 +127,7 @@ class World:
         assert not self.asked, "a request has no end"
         assert not self._bench.runner.rows, "the device was not told of an end"
         assert self.scheduler._pool.active == 0, "blocks are lost"
-        left = {"pool_free_runs", "pool_cached", "pool_dirty", "prefixes"}
+        left = {"pool_free_runs", "pool_ages", "pool_cached", "pool_dirty", "prefixes"}
         assert not {name: size for name, size in self.scheduler.sizes().items() if size and name not in left}
 
     def _runs_out(self, plan: StepPlan) -> bool:

@@ -139,7 +139,7 @@ def test_clients_come_and_go(served: Served) -> None:
 # Bounded by design and full when idle: history that the instruments keep, and blocks that nobody holds.
 KEPT = {
     *("fold_records", "fold_steps", "fold_groups", "admission_served_window"),
-    *("pool_cached", "pool_dirty", "pool_free_runs", "prefixes"),
+    *("pool_cached", "pool_dirty", "pool_free_runs", "pool_ages", "prefixes"),
 }
 
 

@@ -22,6 +22,7 @@ VALUES: dict[Any, Any] = {
     bytes: b"\x01\x00\x00\x00",
     dict[str, int]: {"prefill": 3},
     dict[str, float]: {"p95": 0.25},
+    dict[str, bytes]: {"lifetime": b"\x01\x00\x00\x00"},
     dict[str, str]: {"seen": "x"},
     dict[str, Any]: {"device": "cpu", "rows": 4},
     tuple[int, ...]: (1, 2),
