@@ -40,6 +40,7 @@ from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
 from telemetry import lag, snapshot
 from telemetry.events import Event
+from telemetry.tokenmix import TokenMixer, install_salt
 
 log = logging.getLogger("inferd")
 
@@ -132,7 +133,7 @@ class Daemon:
     async def _with_sockets(self, sockets: list[socket.socket], keys: Keys) -> int:
         settings = self._settings
         name = (*settings.served_model_name, self._model.name)[0]
-        with Instruments(name, self._state_dir, self._version) as instruments:
+        with Instruments(name, self._state_dir, self._version, settings.slow_request) as instruments:
             self._abandon = instruments.abandon
             engine = self._make_engine(instruments.publish)
             arbiter = LimitsArbiter(engine, instruments.publish)
@@ -263,6 +264,7 @@ class Daemon:
             gate=lifecycle.gate,
             sampled=instruments.sampled,
             request_timeout_s=settings.request_timeout,
+            mix=TokenMixer(instruments.publish, install_salt(self._state_dir / "salt")),
         )
 
     def _rounds(self, engine: Engine, instruments: Instruments) -> Rounds:

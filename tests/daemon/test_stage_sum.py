@@ -168,16 +168,25 @@ async def ask(made: Api, prompt: int, max_tokens: int) -> None:
 async def test_a_delay_planted_in_one_stage_appears_in_that_stage_alone(
     stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = LoopedPort(
-        step_s=0.001,
-        rows=4,
-        kv_blocks=256,
-        max_num_batched_tokens=16,
-        max_partial_prefills=4,
-    )
+    planted_ns = int(PLANTED_S * 1e9)
+    seen = []
+    for _ in range(5):  # a busy machine delays other stages now and then; a wrong account does so every time
+        stages = await planted(stage, monkeypatch)
+        monkeypatch.undo()
+        assert stages.get(stage, 0) >= planted_ns, stages
+        elsewhere = {name: spent for name, spent in stages.items() if name != stage}
+        if all(spent < planted_ns for spent in elsewhere.values()):
+            return
+        seen.append(elsewhere)
+    raise AssertionError(seen)
+
+
+async def planted(stage: str, patch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The stages of a request for which something in `stage` took 50 ms longer."""
+    port = LoopedPort(step_s=0.001, rows=4, kv_blocks=256, max_num_batched_tokens=16, max_partial_prefills=4)
     async with api(port) as made:
         await ask(made, 16, 2)  # what is lazy is done
-        plant_in(stage, port, monkeypatch)
+        plant_in(stage, port, patch)
         others = []
         if stage in ("preempted", "prefill_wait"):  # it takes two
             others = [asyncio.create_task(ask(made, *((56, 60) if stage == "preempted" else (120, 2))))]
@@ -190,10 +199,7 @@ async def test_a_delay_planted_in_one_stage_appears_in_that_stage_alone(
         await made.settled(2 + len(others), timeout_s=30)
         record = next(r for r in made.records if r.max_tokens == SUBJECT_TOKENS)
     check_partition(record)
-    planted_ns = int(PLANTED_S * 1e9)
-    assert record.stages.get(stage, 0) >= planted_ns, record.stages
-    elsewhere = {name: spent for name, spent in record.stages.items() if name != stage}
-    assert all(spent < planted_ns for spent in elsewhere.values()), record.stages
+    return record.stages
 
 
 def plant_in(stage: str, port: LoopedPort, patch: pytest.MonkeyPatch) -> None:
