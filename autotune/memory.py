@@ -7,7 +7,6 @@ empty, and says so once by `Memory.trouble`. It must not know how anything is le
 
 import os
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +87,3 @@ class Memory:
         except (OSError, msgspec.DecodeError) as error:
             self.trouble = f"{self.path} cannot be used, so nothing is known from before: {error}"
             return {}
-
-
-def with_cost(learned: Learned, cost: StepCost | None, error: float) -> Learned:
-    """The entry with what is known of the cost of a step."""
-    return msgspec.structs.replace(learned, cost=asdict(cost) if cost else {}, cost_error=error)

@@ -123,7 +123,7 @@ class Gauge:
             self.means[name] += now[name] * seconds
         self.running_peak = max(self.running_peak, int(now["running"]))
         self.kv_peak = max(self.kv_peak, int(now["kv"]))
-        if len(self.samples) < 64:  # as many as a Snapshot shows
+        if len(self.samples) < 24:  # enough to learn from
             self.samples.append(sample)
 
     def ended(self, shape: Shape, ttft_s: float, inter_token_s: float, truncated: bool) -> bool:

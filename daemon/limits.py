@@ -1,7 +1,7 @@
 """The arbiter: the one writer of `Limits`. Tuner, API, TUI and SIGHUP propose to it; it checks, applies, announces.
 
-It owns what was changed from an engine's own first limits, so that an engine which takes the place of a dead one serves
-under the same. It must not know who proposes or why a value is good. Enter at `propose`.
+It owns what was changed from an engine's own first limits, by whom and why, so that an engine which takes the place of
+a dead one serves under the same. It must not know who proposes or why a value is good. Enter at `propose`.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from engine.budget import Limits, Resolved
 from engine.errors import EngineFault
 from telemetry.events import Event, LimitsChanged, LimitsView
 
+Begin = Callable[[Resolved, Limits], tuple[Limits, str]]
+
 
 class LimitsArbiter:
     """Used from the daemon's loop. Two proposals at once are applied one after the other."""
@@ -22,12 +24,23 @@ class LimitsArbiter:
         self._port = port
         self._publish = publish
         self._changes: dict[str, int] = {}
+        self._reasons: dict[str, dict[str, str]] = {}
         self._turn = asyncio.Lock()
+        self._begin: Begin = lambda _, limits: (limits, "as resolved")
+
+    def begin_with(self, begin: Begin) -> None:
+        """Who chooses the limits that an engine starts with."""
+        self._begin = begin
 
     @property
     def changes(self) -> dict[str, int]:
         """Every limit that somebody changed, with its value."""
         return dict(self._changes)
+
+    @property
+    def reasons(self) -> dict[str, dict[str, str]]:
+        """Of every limit that is not as resolved: `source` and `why`."""
+        return {name: dict(reason) for name, reason in self._reasons.items()}
 
     async def propose(self, changes: dict[str, int], source: str, why: str) -> Limits:
         """Replace the limits by themselves with `changes`; returns those in force.
@@ -43,16 +56,22 @@ class LimitsArbiter:
                 return wanted
             limits = await self._port.set_limits(wanted)
             self._changes.update(changes)
+            self._reasons.update({name: {"source": source, "why": why} for name in changes})
             self._announce(limits, source, why)
             return limits
 
     def restored(self, resolved: Resolved, limits: Limits) -> Limits:
-        """The limits for an engine that has just become ready: its own, with what was changed before, as far as its
-        ceilings allow."""
+        """The limits for an engine that has just become ready: those to begin with, and what was changed before, as far
+        as its ceilings allow."""
         ceilings = resolved.ceilings()
+        begun, why = self._begin(resolved, limits)
         kept = {name: min(value, ceilings[name]) for name, value in self._changes.items()}
-        chosen = limits.replaced(kept)
-        why = "as resolved" if chosen == limits else "as before the engine was restarted"
+        chosen = begun.replaced(kept)
+        for name, value in asdict(begun).items():
+            if value != getattr(limits, name):
+                self._reasons.setdefault(name, {"source": "start", "why": why})
+        if chosen != begun:
+            why = "as before the engine was restarted"
         self._announce(chosen, "start", why)
         return chosen
 

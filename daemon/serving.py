@@ -12,12 +12,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
 
+from autotune.watch import PARTS as TUNING_PARTS
 from daemon.admission import FrontDoor, Keys, Queue, is_loopback
 from daemon.api.access import Access, AdminAccess
 from daemon.api.control import Control, Desk
@@ -36,11 +37,11 @@ from daemon.rounds import PARTS as ROUNDS_PARTS
 from daemon.rounds import Rounds
 from daemon.settings import Loaded
 from daemon.sockets import BACKLOG, listen
+from daemon.tuning import TunerOrder, Tuning
 from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
 from telemetry import lag, snapshot
 from telemetry.events import Event
-from telemetry.tokenmix import TokenMixer, install_salt
 
 log = logging.getLogger("inferd")
 
@@ -133,20 +134,22 @@ class Daemon:
     async def _with_sockets(self, sockets: list[socket.socket], keys: Keys) -> int:
         settings = self._settings
         name = (*settings.served_model_name, self._model.name)[0]
-        with Instruments(name, self._state_dir, self._version, settings.slow_request) as instruments:
+        with Instruments(name, self._state_dir, self._version) as instruments:
             self._abandon = instruments.abandon
             engine = self._make_engine(instruments.publish)
             arbiter = LimitsArbiter(engine, instruments.publish)
+            tuning = self._tuning(engine, arbiter, instruments, name)
+            arbiter.begin_with(tuning.begin)
             engine.on_limits(arbiter.restored)
             notify = systemd_notifier()
             lifecycle = Lifecycle(
                 engine.view, instruments.publish, progress_deadline_s=settings.progress_deadline, notify=notify
             )
-            kitchen = self._kitchen(engine, lifecycle, instruments, keys)
+            kitchen = self._kitchen(engine, arbiter, lifecycle, instruments, keys)
             admin_keys = Keys.load(settings.admin_key_file, settings.admin_key)
             open_metrics = Access(admin_keys if settings.metrics_private else Keys(()))
             health = Health(lifecycle, self._version, instruments.render, open_metrics.check)
-            control = self._control(engine, arbiter, lifecycle, kitchen, instruments, health, admin_keys)
+            control = self._control(engine, tuning, lifecycle, kitchen, instruments, health, admin_keys)
             instruments.ask_progress(lambda: engine.view().progress_age_ns)
             instruments.ask_sizes(lambda: {**engine.sizes(), **kitchen.sizes()})
             door = FrontDoor(keyless=not keys, host=settings.host, origins=settings.allow_origin)
@@ -160,7 +163,7 @@ class Daemon:
                 for each in sockets:
                     await web.SockSite(runner, each, backlog=BACKLOG).start()
                 self._on_listening(self._addresses(sockets, control))
-                await self._serve(engine, lifecycle, kitchen, instruments, notify, arbiter)
+                await self._serve(engine, tuning, lifecycle, kitchen, instruments, notify, arbiter)
                 await runner.cleanup()
                 await kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
             finally:
@@ -171,6 +174,7 @@ class Daemon:
     async def _serve(
         self,
         engine: Engine,
+        tuning: Tuning,
         lifecycle: Lifecycle,
         kitchen: Kitchen,
         instruments: Instruments,
@@ -202,6 +206,7 @@ class Daemon:
             await engine.drain(0.0)
             for chore in chores:
                 chore.cancel()
+            tuning.close()
 
     async def _becomes_ready(self, engine: Engine) -> bool:
         """Whether the engine is ready, rather than the daemon told to stop first. Raises what makes it hopeless."""
@@ -243,7 +248,9 @@ class Daemon:
         log.info("%s: draining; Ctrl-C ends at once", signal.Signals(signum).name)
         self._stop.set()
 
-    def _kitchen(self, engine: Engine, lifecycle: Lifecycle, instruments: Instruments, keys: Keys) -> Kitchen:
+    def _kitchen(
+        self, engine: Engine, arbiter: LimitsArbiter, lifecycle: Lifecycle, instruments: Instruments, keys: Keys
+    ) -> Kitchen:
         settings = self._settings
 
         def rows() -> int:
@@ -263,9 +270,19 @@ class Daemon:
             authorize=Access(keys).check,
             gate=lifecycle.gate,
             sampled=instruments.sampled,
+            why_context=lambda: arbiter.reasons.get("context_limit", {}).get("why", ""),
             request_timeout_s=settings.request_timeout,
-            mix=TokenMixer(instruments.publish, install_salt(self._state_dir / "salt")),
         )
+
+    def _tuning(self, engine: Engine, arbiter: LimitsArbiter, instruments: Instruments, model: str) -> Tuning:
+        def look(seconds: int) -> snapshot.Snapshot:
+            views = replace(instruments.views(engine.view(), {}), latency_seconds=seconds)
+            return snapshot.build(instruments.fold, TUNING_PARTS, views)
+
+        return Tuning(
+            engine, arbiter, look, instruments.publish, self._settings,
+            directory=self._state_dir, model=model, version=self._version,
+        )  # fmt: skip
 
     def _rounds(self, engine: Engine, instruments: Instruments) -> Rounds:
         config = self._loaded.public()
@@ -281,7 +298,7 @@ class Daemon:
     def _control(
         self,
         engine: Engine,
-        arbiter: LimitsArbiter,
+        tuning: Tuning,
         lifecycle: Lifecycle,
         kitchen: Kitchen,
         instruments: Instruments,
@@ -293,7 +310,7 @@ class Daemon:
         desk = Desk(
             loop=asyncio.get_running_loop(),
             port=engine,
-            doer=_Doer(lifecycle, kitchen, arbiter),
+            doer=_Doer(lifecycle, kitchen, tuning),
             fold=instruments.fold,
             feed=instruments.feed,
             config=config,
@@ -323,7 +340,7 @@ class _Doer:
 
     lifecycle: Lifecycle
     kitchen: Kitchen
-    arbiter: LimitsArbiter
+    tuning: Tuning
 
     def drain(self) -> None:
         self.lifecycle.drain("asked for over the control API")
@@ -334,8 +351,11 @@ class _Doer:
     def abort(self, request_id: str) -> int:
         return self.kitchen.abort(request_id)
 
-    async def propose(self, changes: dict[str, int], source: str, why: str) -> Limits:
-        return await self.arbiter.propose(changes, source, why)
+    async def steer(self, order: TunerOrder) -> dict[str, Any]:
+        return await self.tuning.act(order)
+
+    def tuner_status(self) -> dict[str, Any]:
+        return self.tuning.status()
 
 
 def check_exposure(host: str, keys: Keys) -> None:

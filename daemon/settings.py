@@ -137,8 +137,13 @@ class Settings:
     max_queued_tokens: int = _setting(1_000_000, _at_least(0), "Prompt tokens that may wait; then 429.")
     max_body: int = _setting(8 << 20, _at_least(1024, byte_size), "Largest request body, e.g. 8MiB.")
     request_timeout: float = _setting(600.0, _number, "Seconds until a request is given up; 0 = never.")
-    slow_request: float = _setting(30.0, _number, "Seconds from which a request is logged with its stages; 0 = none.")
     progress_deadline: float = _setting(60.0, _number, "Seconds without engine progress until readiness is false.")
+    tuner: bool = _setting(True, _truth, "Find good limits while serving, and keep them good.")
+    tune_for: str | None = _setting(
+        None, _one_of("chat", "batch", "agent"), "What it is for: targets and first limits of a kind of use."
+    )
+    target_ttft: float = _setting(0.0, _number, "Target of the time to first token, p95, in seconds; 0 = none.")
+    target_inter_token: float = _setting(0.0, _number, "Target of the gap between tokens, p95, in seconds; 0 = none.")
     log_format: str = _setting("text", _one_of("text", "json"), "How the log is written to stderr.")
     log_level: str = _setting("info", _one_of("debug", "info", "warning", "error"), "How much is logged.")
 

@@ -185,15 +185,6 @@ class RequestRecord(Event, frozen=True, kw_only=True):
     trace_sampled: bool = False  # decided at arrival
 
 
-class TokenMix(Event, frozen=True, kw_only=True):
-    """What tokens the last `requests` choices were made of, at least a hundred of them: counts of prompt and output
-    tokens in 256 buckets of a hash under this installation's salt. Comparable over time, and nobody's text."""
-
-    requests: int
-    prompt: tuple[int, ...]
-    output: tuple[int, ...]
-
-
 class EngineStatus(Event, frozen=True, kw_only=True):
     """The engine's heartbeat, about once a second even when idle."""
 
@@ -255,8 +246,10 @@ class LimitsChanged(Event, frozen=True, kw_only=True):
 
 
 class Decision(Event, frozen=True, kw_only=True):
-    """One change of the tuner: what it saw, expected and got."""
+    """One change of the tuner: what it saw, expected and got. Published when it is made, and once more, under the same
+    `number`, with its verdict."""
 
+    number: int = 0
     rule: str
     knob: str
     direction: str  # up | down | rollback
@@ -265,6 +258,8 @@ class Decision(Event, frozen=True, kw_only=True):
     evidence: dict[str, float]
     predicted: dict[str, float]
     verdict: str = ""
+    why: str = ""
+    also: dict[str, int] = {}  # the other limits of a joint change, and their new values
 
 
 class Finding(Event, frozen=True, kw_only=True):
@@ -322,7 +317,6 @@ AnyEvent = (
     StepReport
     | FirstToken
     | RequestRecord
-    | TokenMix
     | EngineStatus
     | MemoryReport
     | EngineStarted

@@ -44,7 +44,6 @@ class Fold:
             events.StepReport: self._step,
             events.FirstToken: self._first_token,
             events.RequestRecord: self._record,
-            events.TokenMix: self._token_mix,
             events.EngineStatus: self._engine_status,
             events.MemoryReport: self._memory,
             events.EngineStarted: self._engine_started,
@@ -273,14 +272,17 @@ class Fold:
         if report.process in ("daemon", "engine"):
             self._state.memory[report.process] = report
 
-    def _token_mix(self, mix: events.TokenMix) -> None:
-        self._state.mix = mix
-
     def _limits_changed(self, event: events.LimitsChanged) -> None:
         self._state.limits = event.limits
 
     def _decision(self, event: events.Decision) -> None:
-        self._state.decisions.append(event)
+        kept = self._state.decisions
+        if event.number and event.verdict:
+            for index, earlier in enumerate(kept):
+                if earlier.number == event.number:
+                    kept[index] = event
+                    return
+        kept.append(event)
         key = (event.rule, event.knob, event.direction)
         counts = self._state.decision_counts
         if key in counts or len(counts) < KEPT_RULES:

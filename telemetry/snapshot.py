@@ -73,6 +73,7 @@ class Views:
     engine_why: str | None = None
     live_requests: Iterable[Mapping[str, Any]] | None = None  # keys of events.RequestView; others are ignored
     block_map: bytes | None = None
+    latency_seconds: int = 0  # of how long latencies and rates are; 0 = the fold's whole window
     daemon_resident_bytes: int | None = None
     daemon_sizes: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] | None = None
@@ -131,23 +132,24 @@ def _state(state: State, now_ns: int, views: Views) -> StateView:
     )
 
 
-def _percentiles(state: State, now_ns: int, name: str) -> Percentiles:
-    count, found = state.window.percentiles(now_ns, name, POINTS)
+def _percentiles(state: State, now_ns: int, name: str, seconds: int) -> Percentiles:
+    count, found = state.window.percentiles(now_ns, name, POINTS, seconds)
     return Percentiles(count=count, **{f"p{point:.0f}": value for point, value in zip(POINTS, found, strict=False)})
 
 
 def _latency(state: State, now_ns: int, views: Views) -> LatencyView:
-    seconds, sums = state.window.span_seconds(now_ns), state.window.sums(now_ns)
+    last = views.latency_seconds
+    seconds, sums = state.window.span_seconds(now_ns, last), state.window.sums(now_ns, last)
     return LatencyView(
-        window_seconds=state.window.seconds,
-        ttft=_percentiles(state, now_ns, "ttft"),
-        inter_token=_percentiles(state, now_ns, "gap"),
-        e2e=_percentiles(state, now_ns, "e2e"),
+        window_seconds=last or state.window.seconds,
+        ttft=_percentiles(state, now_ns, "ttft", last),
+        inter_token=_percentiles(state, now_ns, "gap", last),
+        e2e=_percentiles(state, now_ns, "e2e", last),
         output_tokens_per_second=sums.get("output_tokens", 0.0) / seconds,
         prefill_tokens_per_second=sums.get("prefill_tokens", 0.0) / seconds,
         requests_per_second=sums.get("requests", 0.0) / seconds,
         steps_per_second=sums.get("steps", 0.0) / seconds,
-        loop_lag={loop: _percentiles(state, now_ns, f"lag.{loop}") for loop in events.LOOPS},
+        loop_lag={loop: _percentiles(state, now_ns, f"lag.{loop}", last) for loop in events.LOOPS},
     )
 
 

@@ -112,23 +112,23 @@ class Window:
             cells[cell] = cells.get(cell, 0) + end - start
             start = end
 
-    def span_seconds(self, now_ns: int) -> float:
+    def span_seconds(self, now_ns: int, seconds: int = 0) -> float:
         """Over how long the window's sums were collected: less than `seconds` in the beginning, at least one."""
         since_first = (now_ns - self._first_ns) / 1e9 if self._first_ns is not None else 0.0
-        return min(float(self.seconds), max(1.0, since_first))
+        return min(float(seconds or self.seconds), max(1.0, since_first))
 
-    def sums(self, now_ns: int) -> dict[str, float]:
-        """Every sum over the window that ends now."""
+    def sums(self, now_ns: int, seconds: int = 0) -> dict[str, float]:
+        """Every sum over the window that ends now, or over its last `seconds`."""
         total: dict[str, float] = {}
-        for slot in self._live(now_ns):
+        for slot in self._live(now_ns, seconds):
             for name, amount in slot.sums.items():
                 total[name] = total.get(name, 0.0) + amount
         return total
 
-    def percentiles(self, now_ns: int, name: str, points: Sequence[float]) -> tuple[int, list[float]]:
+    def percentiles(self, now_ns: int, name: str, points: Sequence[float], seconds: int = 0) -> tuple[int, list[float]]:
         """How many observations, and the value at each of `points` (0–100; nearest rank, within 0.5 %)."""
         cells: dict[int, int] = {}
-        for slot in self._live(now_ns):
+        for slot in self._live(now_ns, seconds):
             for cell, count in slot.cells.get(name, {}).items():
                 cells[cell] = cells.get(cell, 0) + count
         ordered = sorted(cells.items())
@@ -154,6 +154,6 @@ class Window:
             slot.second, slot.sums, slot.cells = second, {}, {}
         return slot
 
-    def _live(self, now_ns: int) -> list[_Second]:
+    def _live(self, now_ns: int, seconds: int = 0) -> list[_Second]:
         now = now_ns // 1_000_000_000
-        return [slot for slot in self._slots if now - self.seconds < slot.second <= now]
+        return [slot for slot in self._slots if now - (seconds or self.seconds) < slot.second <= now]

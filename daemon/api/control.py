@@ -7,7 +7,7 @@ answers (with less, or with 504) while that loop is blocked. It must not know ho
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ from aiohttp import web
 from daemon.api.errors import ApiError, invalid
 from daemon.api.schema import parse_object
 from daemon.port import EnginePort
-from engine.budget import Limits
+from daemon.tuning import TunerOrder
 from engine.errors import ConfigError, EngineFault
 from runbooks import check as runbooks
 from telemetry import feed as feeds
@@ -43,7 +43,9 @@ class Doer(Protocol):
 
     def abort(self, request_id: str) -> int: ...
 
-    async def propose(self, changes: dict[str, int], source: str, why: str) -> Limits: ...
+    async def steer(self, order: TunerOrder) -> dict[str, Any]: ...
+
+    def tuner_status(self) -> dict[str, Any]: ...
 
 
 class Tracing(Protocol):
@@ -94,6 +96,7 @@ class Control:
             web.post(f"{base}/drain", guarded(self.drain)),
             web.post(f"{base}/resume", guarded(self.resume)),
             web.post(f"{base}/abort/{{id}}", guarded(self.abort)),
+            web.get(f"{base}/tuner", guarded(self.tuner_status)),
             web.post(f"{base}/tuner", guarded(self.tuner)),
             web.post(f"{base}/cache/reset", guarded(self.reset_cache)),
             web.post(f"{base}/memory/snapshot", guarded(later("memory snapshots"))),
@@ -208,16 +211,24 @@ class Control:
         return _json({"aborted_choices": count})
 
     async def tuner(self, request: web.Request) -> web.Response:
-        """{"set": {limit: value}, "why"}: replace live limits. {"freeze"} and {"release"} come with the tuner."""
-        body = parse_object(await request.read(), {"set": dict, "why": str, "freeze": bool, "release": bool})
-        changes = body.get("set")
-        if not changes:
-            raise ApiError(501, "there is no tuner yet: only set is served", code="not_implemented", param="set")
+        """{"set": {limit: value}, "why"}: replace live limits, which pins them; {"pin": [limit]}; {"freeze": true};
+        {"release": true} gives all of that back to the tuner."""
+        body = parse_object(
+            await request.read(), {"set": dict, "why": str, "freeze": bool, "release": bool, "pin": list}
+        )
+        changes, pin = body.get("set") or {}, body.get("pin") or []
         if not all(isinstance(v, int) and not isinstance(v, bool) for v in changes.values()):
             raise invalid("limits are whole numbers", "set", "invalid_type")
-        why = body.get("why", "asked for over the control API")
-        limits = await self._on_api(self._desk.doer.propose(changes, "api", why))
-        return _json({"limits": asdict(limits)})
+        if not all(isinstance(name, str) for name in pin):
+            raise invalid("limits are named by strings", "pin", "invalid_type")
+        freeze, release = bool(body.get("freeze")), bool(body.get("release"))
+        if not (changes or pin or freeze or release):
+            raise invalid("nothing is asked for: set, pin, freeze or release", "set")
+        order = TunerOrder(set_to=changes, why=body.get("why", ""), freeze=freeze, release=release, pin=tuple(pin))
+        return _json(await self._on_api(self._desk.doer.steer(order)))
+
+    async def tuner_status(self, _: web.Request) -> web.Response:
+        return _json(await self._on_api(_call(self._desk.doer.tuner_status)))
 
     async def reset_cache(self, _: web.Request) -> web.Response:
         answer = await self._on_api(self._desk.port.act("reset_cache", _REPLY_S))

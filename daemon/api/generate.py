@@ -19,7 +19,7 @@ from daemon.admission import Ticket
 from daemon.api.body import read_body
 from daemon.api.choice import Choice
 from daemon.api.errors import ApiError, from_inferd
-from daemon.api.kitchen import Kitchen, context_limit_of
+from daemon.api.kitchen import Kitchen, context_of
 from daemon.api.merge import Ready, next_output, outputs
 from daemon.api.prompt import Prepared, prepare
 from daemon.api.record import Stopwatch, Trace, compose, log_ids
@@ -116,10 +116,10 @@ class Generation:
         ask = self._ask = self._parse(await read_body(request))
         kitchen = self._kitchen
         kitchen.served.check(ask.model)
-        context_limit = context_limit_of(kitchen.port)
+        context = context_of(kitchen.port, kitchen.why_context())
         started_ns = time.monotonic_ns()
         try:
-            prepared = await prepare(ask, kitchen.text, kitchen.served.eos_token_ids, context_limit)
+            prepared = await prepare(ask, kitchen.text, kitchen.served.eos_token_ids, context)
         finally:
             self._watch.tokenized(started_ns)
         self._prompt_tokens = sum(len(tokens) for tokens in prepared.prompts)
@@ -149,8 +149,6 @@ class Generation:
         async with aclosing(outputs(self.choices)) as source:
             async for ready in source:
                 for _, choice in ready:
-                    if self._kitchen.mix is not None and choice.tokens:
-                        self._kitchen.mix.output(choice.tokens)
                     if choice.first_ns and not choice.announced:
                         assert self._ticket is not None
                         self._ticket.started()
@@ -314,9 +312,6 @@ class Generation:
             n=ask.n if ask else 1,
         )
         self._kitchen.publish(record)
-        if self._kitchen.mix is not None and choice is not None:
-            self._kitchen.mix.prompt(choice.request.prompt)
-            self._kitchen.mix.ended()
         self._log.info(
             "%s %s: %s, %d prompt tokens, %d output tokens, %.1f ms",
             record.operation,

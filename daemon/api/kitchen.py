@@ -14,10 +14,10 @@ from aiohttp import web
 from daemon.admission import Queue
 from daemon.api.choice import Choice
 from daemon.api.errors import ApiError
+from daemon.api.prompt import Context
 from daemon.api.textport import TextPort
 from daemon.port import EnginePort
 from telemetry.events import Event
-from telemetry.tokenmix import TokenMixer
 
 
 class Live(Protocol):
@@ -49,12 +49,13 @@ class Served:
             )
 
 
-def context_limit_of(port: EnginePort) -> int:
-    """Tokens of prompt and output that a request may have now. Raises ApiError (503) if there is no engine."""
-    limits = port.view().limits
-    if limits is None:
+def context_of(port: EnginePort, why: str = "") -> Context:
+    """What a request may have of prompt and output now. Raises ApiError (503) if there is no engine."""
+    view = port.view()
+    if view.limits is None:
         raise ApiError(503, "the engine is not ready", code="engine_not_ready", retry_after_s=2)
-    return limits.context_limit
+    limit = view.limits.context_limit
+    return Context(limit, view.resolved.max_model_len if view.resolved else limit, why)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,8 +70,8 @@ class Kitchen:
     authorize: Callable[[web.Request], None]  # raises ApiError (401)
     gate: Callable[[], None]  # raises ApiError (503) while nothing is served
     sampled: Callable[[str, bool | None], bool] = lambda _, parent: bool(parent)  # a trace, given its caller's decision
+    why_context: Callable[[], str] = lambda: ""  # why the context limit in force is what it is
     request_timeout_s: float = 0.0  # 0 = none
-    mix: TokenMixer | None = None  # None: what tokens traffic is made of is not counted
     live: dict[str, Live] = field(default_factory=dict)
     settling: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -90,6 +91,4 @@ class Kitchen:
 
     def sizes(self) -> dict[str, int]:
         """Every map here that can grow."""
-        return {"api_live": len(self.live), "api_settling": len(self.settling), **self.queue.sizes()} | (
-            self.mix.sizes() if self.mix else {}
-        )
+        return {"api_live": len(self.live), "api_settling": len(self.settling), **self.queue.sizes()}

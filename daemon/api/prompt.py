@@ -64,7 +64,20 @@ class Prepared:
         return self.echoes[prompt] if self.ask.echo else None
 
 
-async def prepare(ask: Ask, text: TextPort, eos_token_ids: tuple[int, ...], context_limit: int) -> Prepared:
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Tokens of prompt and output that a request may have: now, and when the live limit is at its ceiling; and why the
+    limit is in force."""
+
+    limit: int
+    ceiling: int
+    why: str = ""
+
+
+_LIMITED_RETRY_S = 30  # a few control periods of the tuner
+
+
+async def prepare(ask: Ask, text: TextPort, eos_token_ids: tuple[int, ...], context: Context) -> Prepared:
     """Tokenize and check. Raises ApiError (400), or what `text` raises for something that cannot be encoded."""
     _check_ids("stop_token_ids", ask.stop_token_ids, text.vocab_size)
     _check_ids("logit_bias", [token for token, _ in ask.logit_bias], text.vocab_size)
@@ -73,7 +86,7 @@ async def prepare(ask: Ask, text: TextPort, eos_token_ids: tuple[int, ...], cont
         prompts = [await encode_chat(ask.messages, text)]
     else:
         prompts = [await encode_prompt(prompt, text) for prompt in ask.prompts]
-    limits = [_room(name, len(tokens), ask.max_tokens, context_limit) for tokens in prompts]
+    limits = [_room(name, len(tokens), ask.max_tokens, context) for tokens in prompts]
     echoes: tuple[str, ...] = ()
     if ask.echo:
         echoes = tuple(
@@ -113,9 +126,19 @@ def _check_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
         raise invalid(f"{name}: a token id is outside the vocabulary of {vocab_size}", name)
 
 
-def _room(name: str, prompt_tokens: int, max_tokens: int | None, context_limit: int) -> int:
+def _room(name: str, prompt_tokens: int, max_tokens: int | None, context: Context) -> int:
     """How many tokens may follow the prompt."""
-    asked = 1 if max_tokens is None else max_tokens
+    asked, context_limit = 1 if max_tokens is None else max_tokens, context.limit
+    if context_limit < prompt_tokens + asked <= context.ceiling:
+        why = f": {context.why}" if context.why else ""
+        raise ApiError(
+            503,
+            f"requests are limited to {context_limit} tokens for now, of the {context.ceiling} that are served at "
+            f"other times{why}; {prompt_tokens} in {name} and {asked} to come are more",
+            code="context_limited",
+            param=name,
+            retry_after_s=_LIMITED_RETRY_S,
+        )
     if prompt_tokens + asked > context_limit:
         raise ApiError(
             400,

@@ -63,6 +63,12 @@ def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--config", metavar="FILE", help="Configuration file; else $INFERD_CONFIG, ./inferd.toml, the user's, /etc."
 )
+@click.option(
+    "--for",
+    "tune_for",
+    metavar="VALUE",
+    help="What it is for: chat, batch or agent; targets and first limits for the tuner.",
+)
 @click.option("--check", is_flag=True, help="Check settings and model, start nothing.")
 @click.option("--plan", is_flag=True, help="Print the memory plan, start nothing.")
 def command(model: str | None, config: str | None, check: bool, plan: bool, **flags: Any) -> int:

@@ -72,3 +72,76 @@ def simulate(socket: str, url: str, learned: str, as_json: bool, **flags: Any) -
     known = calibration(socket, url, os.environ.get(_KEY_VARIABLE, ""), state_dir(), learned)
     report = answered(Question(**flags), known)
     click.echo(json.dumps(report, indent=2) if as_json else render(report))
+
+
+@command.command()
+@_where
+@click.option("--count", type=click.IntRange(1), default=50, show_default=True, help="How many decisions, the newest.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def log(socket: str, url: str, count: int, as_json: bool) -> None:
+    """Every change of the tuner: what it saw, what it expected, what came of it.
+
+    Of the running daemon if there is one, else of the journal that the last one left.
+    """
+    from daemon.lab import decisions
+
+    found = decisions.known(socket, url, os.environ.get(_KEY_VARIABLE, ""))[-count:]
+    for when, decision in found:
+        click.echo(decisions.as_json(when, decision) if as_json else decisions.as_text(when, decision))
+    if not found and not as_json:
+        click.echo("No limit was changed so far.")
+
+
+@command.command()
+@_where
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(socket: str, url: str, as_json: bool) -> None:
+    """What the tuner is doing, every live limit with its bounds and its reason, and targets that cannot be met."""
+    from daemon.lab import decisions
+
+    known = json.loads(decisions.client(socket, url, os.environ.get(_KEY_VARIABLE, "")).get(decisions.ROUTE))
+    click.echo(json.dumps(known, indent=2) if as_json else decisions.status_text(known))
+
+
+def _order(socket: str, url: str, body: dict[str, Any]) -> None:
+    from daemon.lab import decisions
+
+    answer = decisions.client(socket, url, os.environ.get(_KEY_VARIABLE, "")).post(decisions.ROUTE, body)
+    click.echo(decisions.status_text(answer["tuner"]))
+
+
+@command.command()
+@_where
+def freeze(socket: str, url: str) -> None:
+    """Keep every limit as it is."""
+    _order(socket, url, {"freeze": True})
+
+
+@command.command()
+@_where
+def release(socket: str, url: str) -> None:
+    """Let the tuner go on, with every limit that was set or pinned by hand."""
+    _order(socket, url, {"release": True})
+
+
+@command.command()
+@_where
+@click.argument("limits", nargs=-1, required=True, metavar="LIMIT…")
+def pin(socket: str, url: str, limits: tuple[str, ...]) -> None:
+    """Take limits away from the tuner, at the values they have."""
+    _order(socket, url, {"pin": list(limits)})
+
+
+@command.command(name="set")
+@_where
+@click.option("--why", default="asked for with inferd tune set", help="The reason, for whoever asks later.")
+@click.argument("limits", nargs=-1, required=True, metavar="LIMIT=VALUE…")
+def set_limits(socket: str, url: str, why: str, limits: tuple[str, ...]) -> None:
+    """Set limits by hand, and so take them away from the tuner."""
+    wanted = {}
+    for pair in limits:
+        name, _, value = pair.partition("=")
+        if not value.isdecimal():
+            raise click.UsageError(f"{pair!r} is not LIMIT=VALUE with a whole number")
+        wanted[name] = int(value)
+    _order(socket, url, {"set": wanted, "why": why})

@@ -8,6 +8,8 @@ from tests.fakes.scheduling import ceilings, widest
 MIB = 1 << 20
 COST = StepCost(fixed_s=0.02, prefill_s=0.0009, row_s=0.0015, context_s=1e-6, crowd_s=1e-5)
 
+SLOW = StepCost(fixed_s=0.06, prefill_s=0.0027, row_s=0.0045, context_s=3e-6, crowd_s=3e-5)  # a third of the speed
+
 
 def engine(**changes: int | bool) -> Resolved:
     """64 rows, 512 tokens a step; 413 of 1,140 blocks below the watermark, 850 below the hard line."""

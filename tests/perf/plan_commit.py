@@ -41,14 +41,14 @@ def timed_steps(waiting: int, steps: int) -> list[dict[str, Any]]:
 
 
 def timed_step(scheduler: Scheduler, now_ns: int) -> dict[str, Any]:
-    """One step and what it took."""
-    began = time.perf_counter_ns()
+    """One step and what it took, in CPU time."""
+    began = time.thread_time_ns()
     plan = scheduler.plan(now_ns)
-    planned = time.perf_counter_ns()
+    planned = time.thread_time_ns()
     result = answered(plan)
-    computed = time.perf_counter_ns()
+    computed = time.thread_time_ns()
     scheduler.commit(result, now_ns)
-    committed = time.perf_counter_ns()
+    committed = time.thread_time_ns()
     return {"plan_ns": planned - began, "commit_ns": committed - computed, "tokens": plan.tokens}
 
 
@@ -75,5 +75,8 @@ def run(quick: bool) -> Findings:
             "plan only: median (ms)": round(percentile([r["plan_ns"] / 1e6 for r in runs], 50), 3),
         },
         met=max(medians.values()) <= 1.0 and medians[10_000] <= medians[0] * 1.2,
-        notes=["decode steps: one position for each of the 256; a new block for one in sixteen"],
+        notes=[
+            "decode steps: one position for each of the 256; a new block for one in sixteen",
+            "CPU time of the thread, so that a neighbour on the machine does not count",
+        ],
     )

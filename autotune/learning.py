@@ -1,0 +1,76 @@
+"""What the tuner learns from windows: the cost of a step, what requests are like, and what each holds of the pool.
+
+Owns these estimates. It must not know limits or rules. Enter at `Learning.take`.
+"""
+
+from collections import deque
+from dataclasses import asdict
+
+from autotune.costmodel import CostFit, Demand
+from autotune.memory import Learned
+from autotune.space import Space
+from autotune.window import Shape, Window
+
+QUANTILE = 0.9  # of the lengths of answers: what a newcomer is charged
+_ROOM = 0.92  # of the watermark that admission may plan with: requests are not all of the mean
+_FORGET = 0.995  # a window
+
+
+class Learning:
+    """`learned` is what an earlier life left behind."""
+
+    def __init__(self, learned: Learned | None = None) -> None:
+        self.fit = CostFit()
+        self._shapes: deque[Shape] = deque(maxlen=512)
+        self._footprint = learned.footprint if learned else 0.0  # blocks a running sequence holds, at the busiest
+        cost = learned.step_cost() if learned else None
+        if cost is not None:
+            self.fit.begin_with(cost)
+
+    def take(self, window: Window) -> None:
+        for sample in window.samples:
+            self.fit.learn(sample.prefill_tokens, sample.rows, sample.context_tokens, sample.seconds)
+        self._shapes.extend(window.shapes)
+        if window.running_peak >= 2 and window.kv_peak:
+            self._footprint = max(self._footprint * _FORGET, window.kv_peak / window.running_peak)
+
+    @property
+    def demand(self) -> Demand | None:
+        """The mean request; None before some have ended."""
+        if len(self._shapes) < 4:
+            return None
+        count = len(self._shapes)
+        prompt = sum(one.prompt_tokens - one.cached_tokens for one in self._shapes) / count
+        output = sum(one.output_tokens for one in self._shapes) / count
+        whole = sum(one.prompt_tokens + one.output_tokens / 2 for one in self._shapes) / count
+        return Demand(prompt_tokens=prompt, output_tokens=output, context_tokens=whole)
+
+    def memory_rows(self, space: Space) -> int:
+        """How many sequences may run so that the pool stays below the watermark. Each is charged what it was seen to
+        hold at the busiest, and at least half of what its prompt and the learned percentile of answers come to."""
+        size = space.resolved.block_size
+        charge = 0.0
+        if self._shapes:
+            prompt = sum(one.prompt_tokens - one.cached_tokens for one in self._shapes) / len(self._shapes)
+            charge = (prompt + self.output_quantile()) / size
+        each = max(self._footprint, 0.5 * charge)
+        if not each:
+            return space.resolved.rows
+        return max(1, min(space.resolved.rows, int(_ROOM * space.watermark_blocks / each)))
+
+    def output_quantile(self) -> float:
+        """Tokens that all but a tenth of the answers keep to."""
+        lengths = sorted(one.output_tokens for one in self._shapes)
+        return float(lengths[min(len(lengths) - 1, int(QUANTILE * len(lengths)))]) if lengths else 0.0
+
+    def learned(self, space: Space) -> Learned:
+        cost, demand = self.fit.cost(), self.demand
+        resolved = {name: value for name, value in asdict(space.resolved).items() if name != "reasons"}
+        return Learned(
+            cost=asdict(cost) if cost else {},
+            cost_error=self.fit.error,
+            prompt_tokens=demand.prompt_tokens if demand else 0.0,
+            output_quantile=self.output_quantile(),
+            footprint=self._footprint,
+            resolved=resolved,
+        )

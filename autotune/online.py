@@ -1,0 +1,335 @@
+"""The online tuner: watch → at most one Change → settle → verify against the prediction → keep or roll back.
+
+Owns the order of the rules, the trial under way, back-off, the budget of changes, freeze and pins, and what was
+learned. It must not know how windows are measured or limits applied, and reads no clock: a daemon and the simulator
+both call `Tuner.steer` once per control period. Enter there; `Decision` events come out by `publish`.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
+from types import ModuleType
+from typing import Any
+
+from autotune.change import Change, Known, name_of
+from autotune.learning import Learning
+from autotune.memory import Learned
+from autotune.objective import Targets
+from autotune.rules import chunk, growth, inter_token, knee, long_requests, slow_start, thrash, watermark
+from autotune.space import Space
+from autotune.window import Window
+from engine.budget import Limits
+from telemetry.events import Decision
+
+log = logging.getLogger("inferd.tuner")
+
+RULES = (long_requests, watermark, thrash, inter_token, knee, slow_start, growth, chunk)  # the first that has something
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast the tuner may move. Windows are control periods with work in them."""
+
+    settle: int = 1  # windows that are not looked at after a change
+    verify: int = 3  # windows that decide
+    steady: int = 2  # windows in a row that must propose the same, unless it is urgent
+    hourly: float = 6.0  # changes that are earned in an hour
+    burst: float = 12.0  # and how many may be saved up
+    back_off_s: float = 300.0  # after a rollback; doubles each time
+    back_off_most_s: float = 3600.0
+    give_up: int = 12  # windows without work until a trial is no longer judged
+
+
+@dataclass(slots=True)
+class _Trial:
+    number: int
+    rule: str
+    change: Change
+    before: dict[str, int]
+    baseline: list[Window]
+    windows: list[Window] = field(default_factory=list)
+    settling: int = 0
+    idle: int = 0
+
+
+class Tuner:
+    """One engine's. `learned` is what an earlier life left behind."""
+
+    def __init__(
+        self,
+        space: Space,
+        targets: Targets | None = None,
+        publish: Callable[[Decision], None] = lambda _: None,
+        *,
+        pace: Pace | None = None,
+        rules: Sequence[ModuleType] = RULES,
+        learned: Learned | None = None,
+    ) -> None:
+        self.space = space
+        self.targets = targets or Targets()
+        self.frozen = bool(learned and learned.frozen)
+        self.disabled: dict[str, str] = {}  # rules that raised → what
+        self.unmet: dict[str, str] = {}  # targets that cannot be met → why
+        self.changes = 0
+        self._settled = 0
+        self._publish = publish
+        self._pace = pace or Pace()
+        self._rules = tuple(rules)
+        self._learning = Learning(learned)
+        self._recent: deque[Window] = deque(maxlen=3)
+        self._trial: _Trial | None = None
+        self._wish: tuple[str, tuple[tuple[str, bool], ...]] | None = None
+        self._wished = 0
+        self._kept: dict[str, int] = dict(learned.limits) if learned else {}
+        self._numbers = learned.decisions if learned else 0
+        self._budget = self._pace.burst
+        self._then_s: float | None = None
+        self._barred: dict[tuple[str, bool], tuple[float, float]] = {}  # (knob, up) → until when, how long next time
+        if learned and learned.pinned:
+            self.pin(learned.pinned)
+
+    # -- what people and the daemon do
+
+    def pin(self, names: Sequence[str]) -> None:
+        """Leave these limits alone until `release`. A trial of one of them is not judged any more."""
+        self.space = replace(self.space, pinned=self.space.pinned | set(names))
+        if self._trial and set(names) & set(self._trial.change.changes):
+            self._trial = None
+
+    def freeze(self) -> None:
+        """Change nothing, keep what is in force."""
+        self.frozen, self._trial = True, None
+
+    def release(self) -> None:
+        """Go on, pins included."""
+        self.frozen = False
+        self.space = replace(self.space, pinned=frozenset())
+
+    def abandon(self) -> None:
+        """What was proposed could not be applied: there is nothing to judge."""
+        self._trial = None
+
+    @property
+    def settled_changes(self) -> int:
+        """Grows whenever a trial is over: then there is something new to keep."""
+        return self._settled
+
+    @property
+    def has_learned(self) -> bool:
+        return bool(self._kept or self.frozen or self.space.pinned or self._learning.fit.cost())
+
+    def status(self) -> dict[str, Any]:
+        """For people: what it is doing, and what it knows."""
+        trial = self._trial
+        known = self._known()
+        return {
+            "state": "frozen" if self.frozen else "trying" if trial else "watching",
+            "trying": {"rule": trial.rule, "changes": trial.change.changes, "why": trial.change.why} if trial else None,
+            "pinned": sorted(self.space.pinned),
+            "disabled": dict(self.disabled),
+            "targets": asdict(self.targets),
+            "unmet": dict(self.unmet),
+            "memory": self.space.unreachable() or None,
+            "watermark_blocks": self.space.watermark_blocks,
+            "memory_rows": known.memory_rows,
+            "step_cost": asdict(known.cost) if known.cost else None,
+            "step_cost_error": round(self._learning.fit.error, 4),
+        }
+
+    def learned(self) -> Learned:
+        """To be kept for the next life: limits that proved themselves, never those of a trial."""
+        entry = self._learning.learned(self.space)
+        entry.limits = dict(self._kept)
+        entry.frozen, entry.pinned, entry.decisions = self.frozen, sorted(self.space.pinned), self._numbers
+        return entry
+
+    def first_limits(self, limits: Limits) -> Limits:
+        """The limits to start an engine with: what proved itself before, and `kv_blocks` at the hard line."""
+        known = {name: value for name, value in self._kept.items() if name != "kv_blocks"}
+        return self.space.start(limits.replaced(self.space.clamped(known)))
+
+    # -- the loop
+
+    def steer(self, window: Window, limits: Limits, now_s: float) -> Limits:
+        """One control period has passed. Returns the limits for the next."""
+        self._earn(now_s)
+        self._learning.take(window)
+        if self.frozen:
+            return limits
+        if self._trial is not None:
+            return self._judge(self._trial, window, limits, now_s)
+        if window.idle:
+            self._recent.clear()
+            self._wish = None
+            return limits
+        self._recent.append(window)
+        found = self._proposal(window, limits, now_s)
+        self._tell(window, found)
+        if found is None:
+            return limits
+        return self._try(*found, limits, now_s)
+
+    def _known(self) -> Known:
+        learning = self._learning
+        return Known(
+            space=self.space,
+            targets=self.targets,
+            cost=learning.fit.cost(),
+            demand=learning.demand,
+            memory_rows=learning.memory_rows(self.space),
+        )
+
+    def _proposal(self, window: Window, limits: Limits, now_s: float) -> tuple[str, Change] | None:
+        """What the first rule with a legal, allowed and lasting wish proposes."""
+        known = self._known()
+        for rule in self._rules:
+            name = name_of(rule)
+            if name in self.disabled:
+                continue
+            try:
+                change: Change | None = rule.propose(window, limits, known)
+            except Exception as error:
+                log.exception("the rule %s failed and is disabled; the other rules go on", name)
+                self.disabled[name] = f"{type(error).__name__}: {error}"
+                continue
+            change = self._legal(change, limits, now_s)
+            if change is not None and (change.urgent or self._lasting(name, change, limits)):
+                return name, change
+            if change is not None:
+                return None  # wait and see whether it goes on saying so
+        self._wish = None
+        return None
+
+    def _legal(self, change: Change | None, limits: Limits, now_s: float) -> Change | None:
+        if change is None or (not change.urgent and self._budget < 2):  # one for it, one to take it back
+            return None
+        legal = {n: v for n, v in self.space.clamped(change.changes).items() if v != getattr(limits, n)}
+        barred = any(now_s < self._barred.get((n, v > getattr(limits, n)), (0.0, 0.0))[0] for n, v in legal.items())
+        return replace(change, changes=legal) if legal and (change.urgent or not barred) else None
+
+    def _lasting(self, name: str, change: Change, limits: Limits) -> bool:
+        wish = name, tuple(sorted((n, v > getattr(limits, n)) for n, v in change.changes.items()))
+        self._wished = self._wished + 1 if wish == self._wish else 1
+        self._wish = wish
+        return self._wished >= self._pace.steady
+
+    def _try(self, rule: str, change: Change, limits: Limits, now_s: float) -> Limits:
+        self._numbers += 1
+        before = {name: getattr(limits, name) for name in change.changes}
+        self._trial = _Trial(self._numbers, rule, change, before, list(self._recent))
+        self._spend()
+        self._wish = None
+        if change.urgent:  # what had to be taken back at once is not tried again soon
+            for name, value in change.changes.items():
+                if value < before[name]:
+                    self._bar(name, True, now_s)
+        self._say(self._trial, "", now_s)
+        return limits.replaced(change.changes)
+
+    def _judge(self, trial: _Trial, window: Window, limits: Limits, now_s: float) -> Limits:
+        if window.idle:
+            trial.idle += 1
+            if trial.idle >= self._pace.give_up:
+                self._close(trial, "kept: the load went away before it could be judged", limits, now_s)
+            return limits
+        if trial.settling < self._pace.settle:
+            trial.settling += 1
+            return limits
+        trial.windows.append(window)
+        if len(trial.windows) < (1 if trial.change.urgent else self._pace.verify):
+            return limits
+        better, got = verdict(trial.change, trial.baseline, trial.windows)
+        if better or trial.change.urgent:
+            self._close(trial, f"kept: {got}", limits, now_s)
+            return limits
+        return self._roll_back(trial, got, limits, now_s)
+
+    def _close(self, trial: _Trial, said: str, limits: Limits, now_s: float) -> None:
+        self._trial = None
+        self._settled += 1
+        self._kept.update({name: getattr(limits, name) for name in trial.change.changes})
+        self._recent.clear()
+        self._say(trial, said, now_s)
+
+    def _roll_back(self, trial: _Trial, got: str, limits: Limits, now_s: float) -> Limits:
+        self._trial = None
+        self._recent.clear()
+        self._spend()
+        for name, value in trial.change.changes.items():
+            self._bar(name, value > trial.before[name], now_s)
+        self._say(trial, f"rolled back: {got}", now_s)
+        self._numbers += 1
+        undo = Change(changes=trial.before, why=f"{trial.rule} did not bring what it promised: {got}")
+        self._say(_Trial(self._numbers, trial.rule, undo, trial.change.changes, []), "done", now_s, "rollback")
+        return limits.replaced(trial.before)
+
+    # -- accounts
+
+    def _earn(self, now_s: float) -> None:
+        if self._then_s is not None:
+            earned = (now_s - self._then_s) / 3600 * self._pace.hourly
+            self._budget = min(self._pace.burst, self._budget + max(0.0, earned))
+        self._then_s = now_s
+
+    def _spend(self) -> None:
+        self.changes += 1
+        self._budget -= 1
+
+    def _bar(self, name: str, up: bool, now_s: float) -> None:
+        until_s, length_s = self._barred.get((name, up), (0.0, self._pace.back_off_s))
+        if now_s < until_s:
+            return
+        longer_s = min(self._pace.back_off_most_s, 2 * length_s)
+        self._barred[name, up] = (now_s + length_s, longer_s)
+
+    def _tell(self, window: Window, found: tuple[str, Change] | None) -> None:
+        """Which targets are missed while no rule has a remedy."""
+        self.unmet = {}
+        figures = (("ttft_s", window.ttft_p95_s), ("inter_token_s", window.inter_token_p95_s))
+        for name, seen in figures:
+            target = getattr(self.targets, name)
+            if target and seen is not None and seen > target and found is None:
+                waits = f"{window.waiting:.0f} wait behind {window.running:.0f} that run"
+                self.unmet[name] = f"{seen:.2f} s where {target:g} s is wanted, and no limit mends that now: {waits}"
+
+    def _say(self, trial: _Trial, said: str, now_s: float, direction: str = "") -> None:
+        name = next(iter(trial.change.changes))
+        before, after = trial.before[name], trial.change.changes[name]
+        self._publish(
+            Decision(
+                at_ns=int(now_s * 1e9),
+                number=trial.number,
+                rule=trial.rule,
+                knob=name,
+                direction=direction or ("up" if after > before else "down"),
+                before=before,
+                after=after,
+                also={n: v for n, v in trial.change.changes.items() if n != name},
+                why=trial.change.why,
+                evidence={n: float(v) for n, v in trial.change.evidence.items()},
+                predicted=trial.change.predicted,
+                verdict=said,
+            )
+        )
+
+
+def verdict(change: Change, before: Sequence[Window], after: Sequence[Window]) -> tuple[bool, str]:
+    """Whether the goal was reached, and what came of it, for people. Half of a promised gain is enough; where the load
+    is no longer there that a gain needs, nothing speaks against the change."""
+    was, now = _mean(change.goal, before), _mean(change.goal, after)
+    if was is None or now is None:
+        return True, f"{change.goal} was not measured"
+    got = f"{change.goal} {was:.4g} → {now:.4g}"
+    if change.goal != "goodput":
+        return now < 0.98 * was, got
+    if (_mean("waiting", after) or 0.0) < 0.5 <= (_mean("waiting", before) or 0.0):
+        return True, f"{got}, and nobody waits any more"
+    wanted = was * (1 + 0.5 * min(0.2, change.predicted.get("gain", 0.0)))
+    return now >= min(wanted, 1.1 * was) if wanted > was else now >= 0.95 * was, got
+
+
+def _mean(name: str, windows: Sequence[Window]) -> float | None:
+    values = [value for window in windows if (value := getattr(window, name)) is not None]
+    return fmean(values) if values else None

@@ -1,0 +1,26 @@
+"""Past the knee more rows make fewer tokens: back to the best number of rows that the cost of a step knows."""
+
+from autotune.change import Change, Known
+from autotune.window import Window
+from engine.budget import Limits
+
+LEAST_GAIN = 0.05
+
+
+def propose(window: Window, limits: Limits, known: Known) -> Change | None:
+    rows = limits.max_num_seqs
+    if window.running < 0.9 * rows or rows < 2:
+        return None
+    best = known.best_rows(rows, limits.prefill_chunk)
+    here, there = known.at(rows, limits.prefill_chunk), known.at(best, limits.prefill_chunk)
+    if here is None or there is None:
+        return None
+    gain = there.tokens_per_s / here.tokens_per_s - 1
+    if best >= rows or gain < LEAST_GAIN:
+        return None
+    return Change(
+        changes={"max_num_seqs": best},
+        why=f"{rows} rows are past the knee: {best} would give {gain:.0%} more tokens per second",
+        evidence={"running": window.running, "tokens_per_s": window.tokens_per_s},
+        predicted={"goodput": window.goodput * (1 + gain), "gain": gain},
+    )
