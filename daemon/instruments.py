@@ -31,6 +31,7 @@ from telemetry.otlp import metrics_from, pace_seconds, traces_from
 from telemetry.postmortem import Casebook, Note, previous_life
 from telemetry.recorder import Recorder
 from telemetry.sampling import Head
+from telemetry.slowlog import SlowLog
 from telemetry.snapshot import Views
 
 _RING_NAME = "daemon.ring"
@@ -42,7 +43,7 @@ _CATCH_UP_SECONDS = 0.05  # a reader waits at most so long for the fold to have 
 class Instruments:
     """`model` is the served name. Ring and journal lie in `state_dir`; traces go where OTEL_* says, else nowhere."""
 
-    def __init__(self, model: str, state_dir: Path, version: str) -> None:
+    def __init__(self, model: str, state_dir: Path, version: str, slow_request_s: float = 0.0) -> None:
         self._versions = {"inferd": version, "python": platform.python_version(), "system": platform.platform()}
         ring, engine_ring = state_dir / _RING_NAME, state_dir / _ENGINE_RING_NAME
         note = Note(oom_kills=probe.cgroup().oom_kills, boot_id=probe.boot_id(), versions=self._versions)
@@ -68,6 +69,8 @@ class Instruments:
         pace: dict[str, float] = {}
         kept = tuple(kind for kind in get_args(AnyEvent) if kind not in NOT_KEPT)
         wants: dict[str, tuple[type[Event], ...]] = {"bundle": casebook.wants, "doctor": Past.wants, "journal": kept}
+        if slow_request_s:
+            sinks["slow_log"], wants["slow_log"] = SlowLog(slow_request_s).take, SlowLog.wants
         if self._traces is not None:
             sinks["trace"], pace["trace"], wants["trace"] = self._traces.take, pace_seconds(), self._traces.wants
         if self._metrics is not None:

@@ -42,6 +42,7 @@ from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
 from telemetry import lag, snapshot
 from telemetry.events import Event
+from telemetry.tokenmix import TokenMixer, install_salt
 
 log = logging.getLogger("inferd")
 
@@ -134,7 +135,7 @@ class Daemon:
     async def _with_sockets(self, sockets: list[socket.socket], keys: Keys) -> int:
         settings = self._settings
         name = (*settings.served_model_name, self._model.name)[0]
-        with Instruments(name, self._state_dir, self._version) as instruments:
+        with Instruments(name, self._state_dir, self._version, settings.slow_request) as instruments:
             self._abandon = instruments.abandon
             engine = self._make_engine(instruments.publish)
             arbiter = LimitsArbiter(engine, instruments.publish)
@@ -272,6 +273,7 @@ class Daemon:
             sampled=instruments.sampled,
             why_context=lambda: arbiter.reasons.get("context_limit", {}).get("why", ""),
             request_timeout_s=settings.request_timeout,
+            mix=TokenMixer(instruments.publish, install_salt(self._state_dir / "salt")),
         )
 
     def _tuning(self, engine: Engine, arbiter: LimitsArbiter, instruments: Instruments, model: str) -> Tuning:

@@ -137,6 +137,7 @@ class Settings:
     max_queued_tokens: int = _setting(1_000_000, _at_least(0), "Prompt tokens that may wait; then 429.")
     max_body: int = _setting(8 << 20, _at_least(1024, byte_size), "Largest request body, e.g. 8MiB.")
     request_timeout: float = _setting(600.0, _number, "Seconds until a request is given up; 0 = never.")
+    slow_request: float = _setting(30.0, _number, "Seconds from which a request is logged with its stages; 0 = none.")
     progress_deadline: float = _setting(60.0, _number, "Seconds without engine progress until readiness is false.")
     tuner: bool = _setting(True, _truth, "Find good limits while serving, and keep them good.")
     tune_for: str | None = _setting(

@@ -185,6 +185,15 @@ class RequestRecord(Event, frozen=True, kw_only=True):
     trace_sampled: bool = False  # decided at arrival
 
 
+class TokenMix(Event, frozen=True, kw_only=True):
+    """What tokens the last `requests` choices were made of, at least a hundred of them: counts of prompt and output
+    tokens in 256 buckets of a hash under this installation's salt. Comparable over time, and nobody's text."""
+
+    requests: int
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
 class EngineStatus(Event, frozen=True, kw_only=True):
     """The engine's heartbeat, about once a second even when idle."""
 
@@ -317,6 +326,7 @@ AnyEvent = (
     StepReport
     | FirstToken
     | RequestRecord
+    | TokenMix
     | EngineStatus
     | MemoryReport
     | EngineStarted

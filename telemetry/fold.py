@@ -44,6 +44,7 @@ class Fold:
             events.StepReport: self._step,
             events.FirstToken: self._first_token,
             events.RequestRecord: self._record,
+            events.TokenMix: self._token_mix,
             events.EngineStatus: self._engine_status,
             events.MemoryReport: self._memory,
             events.EngineStarted: self._engine_started,
@@ -271,6 +272,9 @@ class Fold:
     def _memory(self, report: events.MemoryReport) -> None:
         if report.process in ("daemon", "engine"):
             self._state.memory[report.process] = report
+
+    def _token_mix(self, mix: events.TokenMix) -> None:
+        self._state.mix = mix
 
     def _limits_changed(self, event: events.LimitsChanged) -> None:
         self._state.limits = event.limits

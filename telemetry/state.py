@@ -84,6 +84,8 @@ class State:
     choices: Histogram = field(default_factory=lambda: Histogram(buckets.VLLM_N))
     records: OrderedDict[str, events.RequestRecord] = field(default_factory=OrderedDict)
 
+    mix: events.TokenMix | None = None
+
     # Steps
     phases: dict[str, Histogram] = field(default_factory=lambda: _each(events.STEP_PHASES, buckets.STEP))
     device_phases: dict[str, Histogram] = field(default_factory=lambda: _each(("forward", "sample"), buckets.STEP))

@@ -149,6 +149,8 @@ class Generation:
         async with aclosing(outputs(self.choices)) as source:
             async for ready in source:
                 for _, choice in ready:
+                    if self._kitchen.mix is not None and choice.tokens:
+                        self._kitchen.mix.output(choice.tokens)
                     if choice.first_ns and not choice.announced:
                         assert self._ticket is not None
                         self._ticket.started()
@@ -312,6 +314,9 @@ class Generation:
             n=ask.n if ask else 1,
         )
         self._kitchen.publish(record)
+        if self._kitchen.mix is not None and choice is not None:
+            self._kitchen.mix.prompt(choice.request.prompt)
+            self._kitchen.mix.ended()
         self._log.info(
             "%s %s: %s, %d prompt tokens, %d output tokens, %.1f ms",
             record.operation,

@@ -18,6 +18,7 @@ from daemon.api.prompt import Context
 from daemon.api.textport import TextPort
 from daemon.port import EnginePort
 from telemetry.events import Event
+from telemetry.tokenmix import TokenMixer
 
 
 class Live(Protocol):
@@ -72,6 +73,7 @@ class Kitchen:
     sampled: Callable[[str, bool | None], bool] = lambda _, parent: bool(parent)  # a trace, given its caller's decision
     why_context: Callable[[], str] = lambda: ""  # why the context limit in force is what it is
     request_timeout_s: float = 0.0  # 0 = none
+    mix: TokenMixer | None = None  # None: what tokens traffic is made of is not counted
     live: dict[str, Live] = field(default_factory=dict)
     settling: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -91,4 +93,6 @@ class Kitchen:
 
     def sizes(self) -> dict[str, int]:
         """Every map here that can grow."""
-        return {"api_live": len(self.live), "api_settling": len(self.settling), **self.queue.sizes()}
+        return {"api_live": len(self.live), "api_settling": len(self.settling), **self.queue.sizes()} | (
+            self.mix.sizes() if self.mix else {}
+        )

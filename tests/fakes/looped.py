@@ -85,6 +85,7 @@ class LoopedPort(ScriptedPort):
             if not self.engine.has_work or self.engine.starved:
                 self._work.clear()
                 await self._work.wait()
+                continue  # it may be paused
             await asyncio.sleep(self.plant.pop("queue", 0.0) or self._pace_s)
             self._deliver(self.engine.step())
 
