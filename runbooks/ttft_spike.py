@@ -44,6 +44,10 @@ def _where(evidence: Evidence, slow: list[RequestRecord]) -> tuple[str, str]:
     prefill = sum(r.stages.get("prefill", 0) for r in slow)
     waited = sum(r.stages.get("prefill_wait", 0) for r in slow)
     if queued >= prefill + waited:
+        steps = evidence.steps
+        budget = sum(step.waiting_budget for step in steps)
+        if budget > sum(step.waiting_capacity + step.waiting_kv for step in steps):
+            return "others-prefill", "the prefill of others takes up the steps"
         return "queue", "requests wait in the queue"
     if waited > prefill or _prefill_rows(evidence) > 2:
         return "others-prefill", "they share steps with the prefill of others"
