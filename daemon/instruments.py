@@ -26,6 +26,7 @@ from telemetry.feed import Feed
 from telemetry.fold import Fold
 from telemetry.history import History
 from telemetry.journal import NOT_KEPT, Journal
+from telemetry.leaks import LeakDetector
 from telemetry.metric import Outside
 from telemetry.otlp import metrics_from, pace_seconds, traces_from
 from telemetry.postmortem import Casebook, Note, previous_life
@@ -52,7 +53,8 @@ class Instruments:
         self.fold = Fold(model)
         self.bundles = Folder(state_dir / FOLDER)
         casebook = Casebook(self.bundles, self.fold, engine_ring, self._versions, self._catch_up)
-        self._case_sizes = casebook.sizes
+        leaks = LeakDetector(self.publish)
+        self._more_sinks = (casebook, leaks)
         self.feed = Feed()
         self._head = Head.from_environ(os.environ)
         self._traces = traces_from(version)
@@ -64,11 +66,17 @@ class Instruments:
             "feed": self.feed.take,
             "journal": Journal(state_dir / _JOURNAL_NAME).take,
             "bundle": casebook.take,
+            "leaks": leaks.take,
             "doctor": self.past.take,
         }
         pace: dict[str, float] = {}
         kept = tuple(kind for kind in get_args(AnyEvent) if kind not in NOT_KEPT)
-        wants: dict[str, tuple[type[Event], ...]] = {"bundle": casebook.wants, "doctor": Past.wants, "journal": kept}
+        wants: dict[str, tuple[type[Event], ...]] = {
+            "bundle": casebook.wants,
+            "leaks": leaks.wants,
+            "doctor": Past.wants,
+            "journal": kept,
+        }
         if slow_request_s:
             sinks["slow_log"], wants["slow_log"] = SlowLog(slow_request_s).take, SlowLog.wants
         if self._traces is not None:
@@ -198,7 +206,8 @@ class Instruments:
 
     def _sizes(self) -> dict[str, int]:
         queues = {f"bus_{name}": waiting for name, waiting in self._bus.queued().items()}
-        queues |= self._case_sizes()
+        for sink in self._more_sinks:
+            queues |= sink.sizes()
         return {**queues, **self.fold.sizes(), "feed_readers": self.feed.readers, **self._more_sizes()}
 
 

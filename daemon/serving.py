@@ -28,6 +28,7 @@ from daemon.api.openai import OpenAi
 from daemon.api.textport import TextPort
 from daemon.app import RUNNER_OPTIONS, build_api
 from daemon.control_thread import ControlThread
+from daemon.drills import Drills, armed, prepare_environment
 from daemon.instruments import Instruments
 from daemon.lifecycle import Lifecycle, systemd_notifier, watchdog_interval_s
 from daemon.limits import LimitsArbiter
@@ -119,6 +120,8 @@ class Daemon:
         """Serve until told to stop. Raises InferdError for what cannot be served."""
         self._catch_signals()  # before anything is announced: who is told where to look may send one at once
         settings = self._settings
+        armed(settings.drill)  # refuses a name that is none
+        prepare_environment(settings.drill)
         keys = Keys.load(settings.api_key_file, settings.api_key)
         check_exposure(settings.host, keys)
         sockets = listen(settings.host, settings.port)
@@ -313,6 +316,7 @@ class Daemon:
             loop=asyncio.get_running_loop(),
             port=engine,
             doer=_Doer(lifecycle, kitchen, tuning),
+            drill=Drills(settings.drill, engine, settings.progress_deadline).start if settings.drill else None,
             fold=instruments.fold,
             feed=instruments.feed,
             config=config,

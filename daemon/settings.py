@@ -145,6 +145,7 @@ class Settings:
     )
     target_ttft: float = _setting(0.0, _number, "Target of the time to first token, p95, in seconds; 0 = none.")
     target_inter_token: float = _setting(0.0, _number, "Target of the gap between tokens, p95, in seconds; 0 = none.")
+    drill: tuple[str, ...] = _setting((), _names, "Arm a fault drill, or all; POST /inferd/v1/drill/NAME starts it.")
     log_format: str = _setting("text", _one_of("text", "json"), "How the log is written to stderr.")
     log_level: str = _setting("info", _one_of("debug", "info", "warning", "error"), "How much is logged.")
 

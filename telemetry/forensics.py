@@ -18,7 +18,8 @@ _LOGITS_PHASES: Final = ("logits", "prompt_logprobs", "sample")
 _SPIKE: Final = 2  # times a typical step's tokens
 _NOISE_BYTES: Final = 1 << 20  # growth below this is not held against anybody...
 _NOISE_SHARE: Final = 0.5  # ...unless it is so much of what was asked for
-_BREATH_BYTES: Final = 32 << 20
+_BREATH_BYTES: Final = 64 << 20
+_HEAP_BYTES: Final = 16 << 20  # a heap always has holes; so much of them is a heap in pieces
 _LEAST_SHARE: Final = 0.25  # of the room there was: who took less did not take the room
 
 _KNOBS: Final = {
@@ -101,7 +102,7 @@ def _counts(amount: int, asked: int, room: int) -> bool:
 
 def _breath(at: Reading) -> int:
     """By how much our own memory may grow without leaking: resident memory breathes, an allocator's count does not."""
-    return 0 if at.scope in ("process", "device") else max(_BREATH_BYTES, (at.own_bytes or 0) // 10)
+    return 0 if at.scope in ("process", "device") else _BREATH_BYTES + (at.own_bytes or 0) // 20
 
 
 def _step_cause(fault: MemoryFault) -> str:
@@ -140,6 +141,8 @@ def _in_pieces(first: Reading, at: Reading, asked: int) -> bool:
     if at.allocator_free_bytes is None or at.largest_free_bytes is None or not asked:
         return False
     since = at.allocator_free_bytes - (first.allocator_free_bytes or 0)
+    if at.scope not in ("process", "device") and since < _HEAP_BYTES:
+        return False
     return (at.free_bytes or 0) < asked <= since and at.largest_free_bytes < asked
 
 

@@ -70,6 +70,7 @@ class Desk:
     views: Callable[[], snapshots.Views]
     record: Callable[[str], RequestRecord | None]  # of a choice that has ended, by its id
     bundles: Folder
+    drill: Callable[[str, int], Coroutine[Any, Any, dict[str, Any]]] | None = None  # starts one; None: none is armed
     tracing: Tracing
 
 
@@ -99,6 +100,7 @@ class Control:
             web.get(f"{base}/tuner", guarded(self.tuner_status)),
             web.post(f"{base}/tuner", guarded(self.tuner)),
             web.post(f"{base}/cache/reset", guarded(self.reset_cache)),
+            *([web.post(f"{base}/drill/{{name}}", guarded(self.drill))] if self._desk.drill else []),
             web.post(f"{base}/memory/snapshot", guarded(later("memory snapshots"))),
             web.post(f"{base}/trace-level", guarded(self.trace_level)),
         ]
@@ -248,6 +250,13 @@ class Control:
             )
         self._desk.tracing.set_trace_level(level)
         return _json({"level": level, "before": before})
+
+    async def drill(self, request: web.Request) -> web.Response:
+        """{"amount"}: start an armed drill; the answer says what it must raise. 'none' ends the one that is planted."""
+        body = parse_object(await request.read() or b"{}", {"amount": int})
+        assert self._desk.drill is not None  # else there is no such route
+        started = await self._on_api(self._desk.drill(request.match_info["name"], int(body.get("amount") or 0)))
+        return _json(started)
 
     # -- how
 

@@ -36,6 +36,7 @@ _FLAGS = (
     "admin_key_file",
     "allow_origin",
     "grace",
+    "drill",
     "log_format",
 )
 
@@ -160,6 +161,7 @@ def engine_config(settings: Settings, directory: Path, state_dir: Path | None) -
         daemon_bytes=probe.resident_bytes() or 0,
         state_dir=str(state_dir) if state_dir else None,
         cache_dir=str(cache_dir()),
+        faults=bool(settings.drill),
     )
 
 

@@ -38,6 +38,11 @@ class Fault:
 
     over = False
 
+    @property
+    def learning(self) -> bool:
+        """Whether it watches typical steps first."""
+        return False
+
     def before_step(self) -> None:
         """A quiet moment between two steps."""
 
@@ -61,6 +66,8 @@ class FaultyMeter:
 
     def __init__(self, real: Meter) -> None:
         self._real = real
+        with Counter(lambda: 1 << 60), Tight(1 << 30):
+            torch.ones(1)  # what torch imports for this takes a second: not in somebody's step
         self._fault = Fault()
         self._name = ""
 
@@ -77,8 +84,8 @@ class FaultyMeter:
 
     @property
     def planted(self) -> str:
-        """The fault that is not over; empty if there is none."""
-        return "" if self._fault.over else self._name
+        """The fault that is not over, and whether it still learns; empty if there is none."""
+        return "" if self._fault.over else self._name + (" (learning)" if self._fault.learning else "")
 
     def before_step(self) -> None:
         if self._fault.over:
@@ -113,6 +120,11 @@ class Cap(Fault):
         self._own_bytes = _held_bytes()
         self._first: MemoryReading | None = None
         self._before: MemoryReading | None = None
+
+    @property
+    def learning(self) -> bool:
+        """See Fault."""
+        return self._room_bytes is None
 
     def taken_bytes(self) -> int:
         """Of the room, by others than the step."""
@@ -289,7 +301,8 @@ class AddressSpace(Fault):
 
 
 class Fragments(AddressSpace):
-    """The C library's heap in pieces of 64 KiB, every other one in use, and no address space for more."""
+    """The C library's heap in pieces of 64 KiB, every other one in use, and no address space for more. What settles in
+    the holes meanwhile keeps the heap in pieces afterwards too: such an engine is best started again."""
 
     failures = 1
 

@@ -161,6 +161,10 @@ def _cpu_ops(config: EngineConfig, dtype: torch.dtype, threads: int) -> Ops:
     """The compiled table where there can be one, else torch's operators; the reason says why."""
     if dtype != torch.float32:
         return Cpu(dtype)
+    if config.faults:
+        ops = Cpu(dtype)
+        ops.reason += "; faults are planted between torch's operators"
+        return ops
     try:
         return Native(toolchain.library(Path(config.cache_dir or _default_cache()), cpu()[0]), threads)
     except toolchain.CannotCompile as why:

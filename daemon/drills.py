@@ -1,0 +1,238 @@
+"""Fault drills: real faults on demand, and for each what it must raise: instruments are to be tried before the night.
+
+Owns the table and who carries each drill out: the engine (a fault planted in its device plane by
+engine/device/faults.py), or this daemon. None is to be had unless `--drill` names it; then a POST to
+/inferd/v1/drill/NAME starts it. What explains the fault afterwards is told nothing of this: it sees what any fault
+shows. Enter at `Drills.start`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from daemon.port import EnginePort
+from engine.errors import ConfigError, EngineFault
+from engine.request import Request, SamplingParams
+
+log = logging.getLogger("inferd.drills")
+
+_ECHO_TOKENS = 16
+_LONG_TOKENS = 512
+_LONGS = 8
+_LEARNING_LOOKS = 600
+_OOM = 'inferd_oom_total{cause="%s"}'
+_END = 'inferd_incidents_total{cause="%s"}'
+_LOST = 'inferd_telemetry_dropped_total{sink="%s"}'
+_GROWING = """
+import time
+held = []
+while len(held) < 256:
+    held.append(b"x" * (4 << 20))
+    time.sleep(0.02)
+time.sleep(60)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """`kind` and `cause` are the incident's (empty: none may be raised). `victims`: whose requests may end by it: none,
+    one (the request that needs the memory) or all that run. `fault` is the engine's; `traffic` are requests of our own
+    that go with it: long, echo (with log-probabilities of the prompt) or flood."""
+
+    text: str
+    kind: str
+    cause: str
+    metric: str
+    alert: str
+    victims: str = "none"
+    fault: str = ""
+    traffic: str = ""
+
+
+def _oom(cause: str, text: str, fault: str, traffic: str = "", victims: str = "none") -> Drill:
+    metric = _OOM % cause
+    return Drill(
+        text=text, kind="oom", cause=cause, metric=metric, alert="InferdRepeatedOom", victims=victims, fault=fault,
+        traffic=traffic,
+    )  # fmt: skip
+
+
+def _end(cause: str, text: str, alert: str, victims: str = "all", fault: str = "") -> Drill:
+    return Drill(text=text, kind=cause, cause=cause, metric=_END % cause, alert=alert, victims=victims, fault=fault)
+
+
+def _quiet(metric: str, text: str, alert: str) -> Drill:
+    return Drill(text=text, kind="", cause="", metric=metric, alert=alert)
+
+
+DRILLS: Final[Mapping[str, Drill]] = {
+    "capacity": _oom("capacity", "a byte cap below what a typical step takes", "capacity"),
+    "spike": _oom("activation_spike", "a byte cap, and one long prompt", "greedy", "long", "one"),
+    "logits": _oom("logits", "a byte cap, and log-probabilities of a prompt", "greedy", "echo", "one"),
+    "address_space": _oom("activation_spike", "RLIMIT_AS, and one long prompt", "address_space", "long", "one"),
+    "fragmentation": _oom(
+        "fragmentation", "a heap in pieces under RLIMIT_AS; restart the engine after it", "fragments", "long"
+    ),
+    "kv": _oom("kv_exhausted", "a byte cap that the KV cache grows into", "full_pool", "flood"),
+    "neighbour": _oom("neighbour", "another process grows under a shared limit", "neighbour"),
+    "leak": _oom("leak", "every step keeps a tensor", "leak"),
+    "wedge": _end("wedged", "a step hangs in C, for 1.5 deadlines", "InferdEngineWedged", "none", "stuck"),
+    "wedge_for_good": _end("wedged", "a step hangs in C and is not released", "InferdEngineWedged", "all", "stuck"),
+    "kill_engine": _end("killed", "SIGKILL to the engine", "InferdEngineRestarted"),
+    "kill_both": _end("killed", "SIGKILL to engine and daemon; the next start explains it", "InferdDown"),
+    "slow_client": _quiet("inferd_kv_fragmentation_ratio", "a client that does not read", "InferdKvPressure"),
+    "full_disk": _quiet(_LOST % "journal", "no file of the daemon may grow", "InferdDiskFull"),
+    "collector_down": _quiet(_LOST % "trace", "traces go to a dead address, from the start", "InferdTelemetryDropped"),
+}
+ALL: Final = "all"
+
+
+def armed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The drills that these settings arm. Raises ConfigError for a name that is none."""
+    unknown = sorted(set(names) - set(DRILLS) - {ALL})
+    if unknown:
+        raise ConfigError(f"no such drill: {', '.join(unknown)}", f"one of {', '.join(DRILLS)}, or {ALL}")
+    return tuple(DRILLS) if ALL in names else names
+
+
+def prepare_environment(names: tuple[str, ...]) -> None:
+    """For the drill that has to be there before the first span is made; `all` does not mean it."""
+    if "collector_down" in names:
+        os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+
+
+class Drills:
+    """`port` is the engine's, `deadline_s` the progress deadline. Used from the API's loop only."""
+
+    def __init__(self, names: tuple[str, ...], port: EnginePort, deadline_s: float) -> None:
+        self._names = armed(names)
+        self._port = port
+        self._deadline_s = deadline_s
+        self._count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._neighbour: asyncio.subprocess.Process | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    async def start(self, name: str, amount: int = 0) -> dict[str, Any]:
+        """Begin a drill ('none' ends the engine's). Returns what it must raise. Raises ConfigError for one that is not
+        armed, EngineFault if the engine does not take it."""
+        if name == "none":
+            await self._plant("none", 0)
+            return {"drill": "none"}
+        if name not in self._names:
+            raise ConfigError(f"the drill {name!r} is not armed", "start inferd with --drill NAME, or --drill all")
+        drill = DRILLS[name]
+        log.warning("drill %s: %s", name, drill.text)
+        if drill.fault:
+            await self._fault(name, drill, amount)
+        else:
+            await self._own(name, amount)
+        return {"drill": name, **asdict(drill)}
+
+    async def _fault(self, name: str, drill: Drill, amount: int) -> None:
+        if name == "neighbour":
+            await self._stop_neighbour()
+            self._neighbour = await asyncio.create_subprocess_exec(sys.executable, "-c", _GROWING)
+            amount = self._neighbour.pid
+        elif name == "wedge":
+            amount = amount or int(1500 * self._deadline_s)
+        elif name == "wedge_for_good":
+            amount = 3_600_000
+        await self._plant(drill.fault, amount)
+        if drill.traffic:
+            self._task(self._send(drill.traffic))
+
+    async def _send(self, traffic: str) -> None:
+        """Our own requests, as soon as the fault has seen what is typical."""
+        for _ in range(_LEARNING_LOOKS):
+            planted = await self._port.ask("planted")
+            if planted is not None and "learning" not in planted:
+                break
+            await asyncio.sleep(0.1)
+        for request in self._traffic(traffic):
+            self._task(self._drain(request))
+
+    async def _plant(self, fault: str, amount: int) -> None:
+        if fault == "none":
+            await self._stop_neighbour()
+        if await self._port.act(f"plant {fault} {amount}") is None:
+            raise EngineFault("the engine does not take the fault", "it is not ready, or was started without --drill")
+
+    async def _own(self, name: str, amount: int) -> None:
+        """What this process does itself. `amount`: milliseconds, of those that last."""
+        pid = self._port.view().pid
+        seconds = (amount or 3000) / 1000
+        if name in ("kill_engine", "kill_both"):
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+            if name == "kill_both":
+                os.kill(os.getpid(), signal.SIGKILL)
+        elif name == "full_disk":
+            self._task(self._full_disk(seconds))
+        elif name == "slow_client":
+            self._task(self._unread(seconds))
+
+    def _traffic(self, kind: str) -> list[Request]:
+        limits = self._port.view().limits
+        room = limits.context_limit if limits else _LONG_TOKENS
+        count = {"echo": _ECHO_TOKENS}.get(kind, max(1, min(_LONG_TOKENS, room * 3 // 4)))
+        requests = []
+        for _ in range({"": 0, "flood": _LONGS}.get(kind, 1)):
+            self._count += 1
+            prompt = tuple(1 + (self._count * 7 + place) % 200 for place in range(count))
+            sampling = SamplingParams(max_tokens=8, temperature=0.0)
+            if kind == "echo":
+                sampling = replace(sampling, prompt_logprobs=5)
+            requests.append(Request(id=f"drill-{self._count}", prompt=prompt, sampling=sampling))
+        return requests
+
+    async def _drain(self, request: Request) -> None:
+        (stream,) = self._port.submit([request])
+        async for _ in stream:
+            pass
+
+    async def _unread(self, seconds: float) -> None:
+        self._count += 1
+        sampling = SamplingParams(max_tokens=100_000, temperature=0.0)
+        (stream,) = self._port.submit([Request(id=f"drill-{self._count}", prompt=(5, 6, 7), sampling=sampling)])
+        await asyncio.sleep(seconds)
+        stream.cancel()
+        async for _ in stream:
+            pass
+
+    async def _full_disk(self, seconds: float) -> None:
+        """The kernel refuses every file that would grow (EFBIG, where a full disk says ENOSPC)."""
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stop_neighbour(self) -> None:
+        process, self._neighbour = self._neighbour, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def close(self) -> None:
+        """End what lasts."""
+        await self._stop_neighbour()
+        for task in list(self._tasks):
+            task.cancel()
