@@ -70,7 +70,7 @@ async def ask(
 @pytest.mark.timeout(600)
 def test_5000_short_requests_leave_nothing_behind(tmp_path: Path) -> None:  # cases 8, 15
     prepare_tiny(tmp_path / "tiny", write_tiny("llama", tmp_path / "tiny"))
-    args = ("--served-model-name", "tiny", "--memory-limit", "2GiB")
+    args = ("--served-model-name", "tiny", "--max-num-seqs", "16", "--max-model-len", "64")  # a pool that is soon full
     with Served(tmp_path, str(tmp_path / "tiny"), *args) as served:
         idle = maps(served)
         processes = (served.pid, served.engine_pid())
