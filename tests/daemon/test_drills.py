@@ -89,7 +89,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         directory,
         str(directory / "tiny"),
         *("--drill", "all", "--drill", "collector_down", "--max-num-seqs", "16", "--memory-limit", "2GiB"),
-        env={"INFERD_PROGRESS_DEADLINE": str(DEADLINE_S), "INFERD_API_KEY": "", "INFERD_SERVED_MODEL_NAME": "tiny"},
+        env={
+            "INFERD_PROGRESS_DEADLINE": str(DEADLINE_S),
+            "INFERD_API_KEY": "",
+            "INFERD_SERVED_MODEL_NAME": "tiny",
+            "INFERD_TUNER": "false",
+        },
     )
     with served:
         yield served

@@ -18,7 +18,16 @@ CLIENTS = 16
 SAMPLES = 40
 MOST_BYTES_A_REQUEST = 1024
 # Bounded by their own size, and full or not as it comes.
-BOUNDED = {"prefixes", "fold_records", "fold_steps", "fold_groups", "casebook_ladders"}
+BOUNDED = {
+    "leak_figures",
+    "admission_served_window",
+    "pool_dirty",
+    "prefixes",
+    "fold_records",
+    "fold_steps",
+    "fold_groups",
+    "casebook_ladders",
+}
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -45,6 +54,11 @@ def series(served: Served) -> set[str]:
 def maps(served: Served) -> dict[str, int]:
     sizes = served.snapshot("sizes")["sizes"]
     return {name: size for part in sizes.values() for name, size in part.items() if name not in BOUNDED}
+
+
+def grown(served: Served, idle: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Maps that hold more than when nobody had asked anything; a few events are always on their way through a queue."""
+    return {name: (size, idle.get(name, 0)) for name, size in maps(served).items() if size > idle.get(name, 0) + 8}
 
 
 async def ask(
@@ -81,7 +95,7 @@ def test_5000_short_requests_leave_nothing_behind(tmp_path: Path) -> None:  # ca
         for which, name in ((1, "daemon"), (2, "engine")):
             found = slope([(point[0], point[which]) for point in half])
             assert found <= MOST_BYTES_A_REQUEST, f"{name}: {found:.0f} bytes a request"
-        wait_for(lambda: maps(served) == idle, 60, f"the maps are as before: {idle}")
+        wait_for(lambda: not grown(served, idle), 30, f"the maps are as before: {grown(served, idle)} (now, at first)")
         assert len(halfway) == len(series(served))
         _, body = served.control("/inferd/v1/incidents")
         assert json.loads(body)["incidents"] == []
