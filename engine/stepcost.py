@@ -62,9 +62,8 @@ class StepCost:
     """The fit. `error_ratio` is the moving average of |expected - taken| / taken, before each step was learned."""
 
     def __init__(self) -> None:
-        size = len(_SCALE)
-        self._costs = [0.0] * size  # ms per unit of each feature
-        self._spread = [[_UNSURE if i == j else 0.0 for j in range(size)] for i in range(size)]
+        self._costs = [0.0] * len(_SCALE)  # ms per unit of each feature
+        self._spread = _unsure()
         self.steps = 0
         self.error_ratio = 0.0
 
@@ -88,7 +87,7 @@ class StepCost:
         error = abs(expected - taken) / taken
         if self.steps:
             self.error_ratio += (error - self.error_ratio) / min(self.steps, 50)
-        if self.known and self.error_ratio < _TRUSTED:
+        if self.known and self.error_ratio < _TRUSTED and expected > 0.0:  # a fit that expects nothing caps nothing
             taken = min(taken, _OUTLIER * expected)
         self.steps += 1
         scale = max(taken, expected)
@@ -99,6 +98,9 @@ class StepCost:
         spread = self._spread
         px = [_dot(row, x) for row in spread]
         gain_over = _FORGET + _dot(px, x)
+        if not gain_over > 0.0:  # rounding has spoilt the spread, which must be positive definite: begin it again
+            self._spread = _unsure()
+            return
         missing = y - _dot(self._costs, x)
         push = missing / gain_over
         self._costs = [cost + value * push for cost, value in zip(self._costs, px, strict=True)]
@@ -142,7 +144,10 @@ class StepMeter:
         elif shape.decode_rows:
             self._decode_steps += 1
         bound = self._bound(shape, plan.why.context_tokens, step_ns, forward_ns) if known and forward_ns else ""
-        self.cost.learn(shape, step_ns)
+        try:
+            self.cost.learn(shape, step_ns)
+        except ArithmeticError:  # an instrument may lose what it knew, never the step it measured
+            self.cost = StepCost()
         return bound
 
     def _bound(self, shape: Shape, context_tokens: int, step_ns: int, forward_ns: int) -> str:
@@ -161,6 +166,11 @@ class StepMeter:
             "overhead": host_ns + max(0.0, fixed_ns - host_ns - weights_ns),
         }
         return max(spent, key=lambda name: spent[name])
+
+
+def _unsure() -> list[list[float]]:
+    size = range(len(_SCALE))
+    return [[_UNSURE if i == j else 0.0 for j in size] for i in size]
 
 
 def _dot(a: list[float], b: list[float]) -> float:

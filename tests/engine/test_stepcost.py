@@ -1,5 +1,6 @@
 """The fitted cost of a step: it finds the costs behind the times, keeps them, and tells stall and bound from them."""
 
+import math
 import random
 
 import pytest
@@ -117,3 +118,22 @@ def test_without_a_measured_ceiling_nothing_is_claimed() -> None:
     meter = StepMeter()
     for _ in range(50):
         assert meter.step(decode(2, 100), 1_000_000, 900_000) == ""
+
+
+def test_no_sequence_of_steps_breaks_the_fit() -> None:
+    """Shapes that appear late, times that fall to nothing, a fit that expects nothing at all."""
+    for seed in range(200):
+        random_ = random.Random(seed)
+        cost = StepCost()
+        for _ in range(300):
+            shape = Shape(*(random_.choice((0, 0, random_.randrange(5000))) for _ in range(4)))
+            cost.learn(shape, int(10 ** random_.uniform(0, random_.choice((1, 6, 11)))))
+        assert all(math.isfinite(value) for value in cost.costs().values())
+        assert math.isfinite(cost.expect_ns(Shape(64, 8, 4000, 900)))
+    cheap = StepCost()
+    for _ in range(40):
+        cheap.learn(Shape(0, 1, 10, 0), 1_000_000)
+    cheap._costs = [-1.0] * len(cheap._costs)  # negative by a fit that prefill had pushed
+    cheap.error_ratio = 0.0
+    cheap.learn(Shape(0, 16, 10, 0), 1_000_000)
+    assert cheap.expect_ns(Shape(0, 16, 10, 0)) > 0
