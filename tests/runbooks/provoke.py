@@ -45,14 +45,13 @@ class Patient(Served):
         return check.examine(self.evidence(targets))
 
     def until(self, runbook: str, targets: Targets = ANY_LATENCY) -> Finding:
-        """The first finding, once there is one; it must be of `runbook`."""
+        """The first finding, once it is of `runbook`."""
 
         def first() -> Finding | None:
             found = self.findings(targets)
-            return found[0] if found else None
+            return found[0] if found and found[0].runbook == runbook else None
 
-        found: Finding = wait_for(first, PATIENCE_S, f"a finding of {runbook}")
-        assert found.runbook == runbook, found
+        found: Finding = wait_for(first, PATIENCE_S, f"a first finding of {runbook}")
         return found
 
     def complete(self, text: str, tokens: int, **more: Any) -> int:
