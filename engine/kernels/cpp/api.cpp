@@ -117,11 +117,6 @@ void inferd_store(const float* values, int64_t rows, int64_t row_stride, int64_t
             std::memcpy(cache + h * head_stride + slots[r] * size, values + r * row_stride + h * size, size * sizeof(float));
 }
 
-// x += y
-void inferd_add(float* x, const float* y, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) x[i] += y[i];
-}
-
 void inferd_attend(void* pool, const float* keys, const float* values, int64_t head_stride, const int64_t* table,
                    int64_t table_stride, int64_t block_size, int64_t heads, int64_t kv_heads, int64_t size, float scale,
                    int64_t window, const int64_t* spans, int64_t span_count, const float* q, int64_t q_stride, float* out) {
