@@ -56,12 +56,15 @@ def find(
     environ: Mapping[str, str] = os.environ,
     root: Path = Path("/"),
 ) -> Endpoint:
-    """The daemon to speak to: what was asked for, else $INFERD_SOCKET, else the one that lives in /run/inferd*/ or in
-    the user's runtime directory. Raises ClientError if there is none, or several (it lists them)."""
+    """The daemon to speak to: what was asked for, else $INFERD_SOCKET, else the one of this environment's own
+    $RUNTIME_DIRECTORY (a unit's commands), else the one that lives in /run/inferd*/ or in the user's. Raises ClientError if there is none, or several (it lists them)."""
     if url:
         return Endpoint(url=url, key=key)
     if socket_path or environ.get("INFERD_SOCKET"):
         return Endpoint(socket=Path(socket_path or environ["INFERD_SOCKET"]))
+    own = Path(environ.get("RUNTIME_DIRECTORY", "").split(":")[0]) / SOCKET_NAME
+    if own.is_absolute() and _answers(own):
+        return Endpoint(socket=own)
     live = [path for path in candidates(environ, root) if _answers(path)]
     if not live:
         raise ClientError(

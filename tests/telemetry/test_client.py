@@ -151,4 +151,6 @@ def test_finding_asks_the_flags_then_the_variable_then_looks_around(tmp_path: Pa
             assert "inferd-a" in str(caught.value)
         # A socket that nobody listens on is a leftover.
         assert len(candidates(environ, tmp_path)) == 3
+        unit = {"XDG_RUNTIME_DIR": "/nowhere", "RUNTIME_DIRECTORY": f"{runtime / 'inferd'}:/other"}
+        assert find(environ=unit, root=tmp_path / "none").socket == runtime / "inferd" / "control.sock"
         assert find(environ=environ, root=tmp_path).socket == runtime / "inferd" / "control.sock"
