@@ -57,7 +57,8 @@ def find(
     root: Path = Path("/"),
 ) -> Endpoint:
     """The daemon to speak to: what was asked for, else $INFERD_SOCKET, else the one of this environment's own
-    $RUNTIME_DIRECTORY (a unit's commands), else the one that lives in /run/inferd*/ or in the user's. Raises ClientError if there is none, or several (it lists them)."""
+    $RUNTIME_DIRECTORY (a unit's commands), else the one that lives in /run/inferd*/ or in the user's runtime directory.
+    Raises ClientError if there is none, or several (it lists them)."""
     if url:
         return Endpoint(url=url, key=key)
     if socket_path or environ.get("INFERD_SOCKET"):
