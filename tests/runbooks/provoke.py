@@ -46,12 +46,16 @@ class Patient(Served):
 
     def until(self, runbook: str, targets: Targets = ANY_LATENCY) -> Finding:
         """The first finding, once it is of `runbook`."""
+        last: list[Finding] = []
 
         def first() -> Finding | None:
-            found = self.findings(targets)
-            return found[0] if found and found[0].runbook == runbook else None
+            last[:] = self.findings(targets)
+            return last[0] if last and last[0].runbook == runbook else None
 
-        found: Finding = wait_for(first, PATIENCE_S, f"a first finding of {runbook}")
+        try:
+            found: Finding = wait_for(first, PATIENCE_S, f"a first finding of {runbook}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; last: {last}") from None
         return found
 
     def complete(self, text: str, tokens: int, **more: Any) -> int:
@@ -106,6 +110,11 @@ class Patient(Served):
             return state["engine"] == "ready" and state.get("engine_pid") not in (before, None)
 
         wait_for(another, PATIENCE_S, "another engine")
+
+    def restarted(self) -> bool:
+        """It has had an engine before the one that serves."""
+        state = self.snapshot("state")["state"]
+        return bool(state["restarts"]) and state["engine"] == "ready"
 
     @contextmanager
     def stopped_engine(self) -> Iterator[int]:

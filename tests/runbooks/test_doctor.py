@@ -104,7 +104,9 @@ def test_every_inferd_command_of_every_runbook_works(inferd: Any, patient: Patie
             assert code == 0 or (code in ILL_OR_WELL and given.startswith("inferd doctor")), (given, code)
             if "REQUEST_ID" in line:
                 assert running.result(60) == 200 or running.result() >= 400
-    wait_for(patient.ready, 60, "the engine that was restarted")
+    wait_for(
+        patient.restarted, 60, "the engine that was restarted"
+    )  # not the one that is only about to be noticed dead
 
 
 def test_a_wrong_word_is_one_line(inferd: Any, capsys: pytest.CaptureFixture[str]) -> None:
