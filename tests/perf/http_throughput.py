@@ -131,7 +131,8 @@ def run(quick: bool) -> Findings:
                     for dtype, child in zip(DTYPES, (first, second), strict=True):
                         if dtype != slower.get(size):
                             seconds[dtype] = child.ask(prompts=part, tokens=tokens)["seconds"]
-                    slower.setdefault(size, max(DTYPES, key=lambda dtype: seconds[dtype]))
+                    if size not in slower:
+                        slower[size] = max(DTYPES, key=lambda dtype: seconds[dtype])
                     runs += [
                         {"who": who, "streams": size, "tokens_per_s": round(size * tokens / s, 2)}
                         for who, s in seconds.items()
