@@ -4,7 +4,6 @@ count, and nothing else. It must not know blocks, rows or other sequences. Enter
 
 from typing import NamedTuple
 
-from engine.plan import StepResult
 from engine.request import FinishReason, TokenLogprob
 from engine.sequence import Sequence
 
@@ -50,16 +49,17 @@ def _end(sequence: Sequence, tokens: tuple[int, ...], most: int) -> End | None:
     return None
 
 
-def logprobs_of(sequence: Sequence, start: int, result: StepResult, index: int) -> Logprobs:
-    """The log-probabilities that slice `index`, which began at `start`, yielded: those of sampled tokens, and those of
+def logprobs_of(
+    sequence: Sequence, start: int, sampled: tuple[TokenLogprob, ...], prompt: tuple[TokenLogprob, ...]
+) -> Logprobs:
+    """The log-probabilities that a slice which began at `start` yielded: those of sampled tokens, and those of
     prompt tokens that came for the first time (after a preemption they come again).
 
     Position p yields that of prompt token p + 1; the first token has none (None).
     """
-    sampled = result.logprobs[index] if result.logprobs else ()
-    if not result.prompt_logprobs or sequence.request.sampling.prompt_logprobs is None:
+    if sequence.request.sampling.prompt_logprobs is None:
         return sampled, ()
-    found: tuple[TokenLogprob | None, ...] = result.prompt_logprobs[index]
+    found: tuple[TokenLogprob | None, ...] = prompt
     first = start + 1
     if start == 0:
         found, first = (None, *found), 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DoesNotFit
-from engine.kv.layout import block_bytes, blocks_for
+from engine.kv.layout import DTYPE_BYTES, block_bytes, blocks_for
 from engine.machine import MachineFacts
 from engine.manifest import Manifest
 
@@ -304,6 +304,12 @@ def _settle(
     return resolved, limits.within(resolved)
 
 
+def _kept(manifest: Manifest, machine: MachineFacts) -> str:
+    """How the weights lie in memory."""
+    whole = manifest.parameters * DTYPE_BYTES[machine.dtype]
+    return f"as {machine.dtype}" if machine.weights_bytes >= whole else "in the file's own blocks, for compiled kernels"
+
+
 def _reasons(
     config: EngineConfig, manifest: Manifest, machine: MachineFacts, fit: _Fit, shrunk_from: _Fit | None
 ) -> dict[str, str]:
@@ -333,7 +339,7 @@ def _reasons(
         if enough
         else f"what the limit leaves: {fit.kv_blocks * config.block_size} tokens over all requests",
         "memory_limit_bytes": fit.limit_reason,
-        "weights_bytes": f"{manifest.parameters / 1e6:.0f} M parameters as {machine.dtype}",
+        "weights_bytes": f"{manifest.parameters / 1e6:.0f} M parameters {_kept(manifest, machine)}",
         "kv_block_bytes": f"{config.block_size} tokens x {manifest.spec.num_layers} layers x keys and values",
         "workspace_bytes": "buffers that live as long as the engine",
         "activation_bytes": f"the largest step: {fit.shape}, logits and prompt log-probabilities included",

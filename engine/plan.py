@@ -4,9 +4,10 @@ The two planes share this file and nothing else. A plan is a *diff*: the device 
 table, sampling), a plan says which rows begin, end and advance. Stdlib only: it must load on a bare GPU machine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import repeat
+from typing import NamedTuple, Protocol
 
 from engine.request import SamplingParams, TokenLogprob
 
@@ -24,22 +25,26 @@ class RowInit:
     blocks: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class SeqSlice:
+class SeqSlice(NamedTuple):
     """A grant: compute positions [start, start + count) of `row`, after appending `new_blocks` to its table.
 
     `sample` asks for a token after the last position; the device stores it at position start + count of the row.
-    Positions from 0 up to `start` are already in the KV store. Never changed once made. (Not declared frozen, since one
-    is made for every row in every step, and a frozen dataclass takes five times as long to make.)
+    Positions from 0 up to `start` are already in the KV store. (A tuple, since one is made for every row in every step,
+    and `one_each` makes them in a third of the time that objects would take.)
     """
 
     row: int
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuples have a method of that name
     new_blocks: tuple[int, ...] = ()
     sample: bool = False
     draft: tuple[int, ...] = ()
     replaced_blocks: tuple[tuple[int, int], ...] = ()  # (index in the table, block id): after a copy on write
+
+    @classmethod
+    def one_each(cls, starts: Iterable[tuple[int, int]]) -> "Iterator[SeqSlice]":
+        """One position that samples for each (row, start)."""
+        return map(tuple.__new__, repeat(cls), [(row, start, 1, (), True, (), ()) for row, start in starts])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,6 @@ Collects rows that begin, end and advance, and why. It must not decide anything 
 outlives its step. Enter at `grant` and `build`.
 """
 
-from collections.abc import Iterable
-
 from engine.plan import Admission, PlanWhy, Preemption, RowInit, SeqSlice, StepPlan
 from engine.sequence import Sequence
 
@@ -32,11 +30,11 @@ class PlanBuilder:
         sample = start + count == len(sequence.tokens)
         self.grants[sequence] = SeqSlice(sequence.row, start, count, new_blocks, sample)
 
-    def grant_last(self, sequences: Iterable[Sequence]) -> None:
+    def grant_last(self, sequences: list[Sequence]) -> None:
         """The same for many at once that have blocks for the one position that they need."""
-        grants = self.grants
-        for one in sequences:
-            grants[one] = SeqSlice(one.row, one.computed, 1, (), True)
+        self.grants.update(
+            zip(sequences, SeqSlice.one_each([(one.row, one.computed) for one in sequences]), strict=True)
+        )
 
     def admit(self, sequence: Sequence, admission: Admission) -> None:
         self._inits.append(
@@ -80,22 +78,20 @@ class PlanBuilder:
     def _why(self, waiting: tuple[int, int, int]) -> PlanWhy:
         """Count the grants by kind: what was computed before is recomputation; of the rest, what comes before the
         first token is prefill and what comes after it is decode."""
-        prefill_rows = prefill_tokens = decode_rows = decode_tokens = recompute_tokens = context_tokens = 0
-        for sequence, piece in self.grants.items():
-            count, again = piece.count, 0
-            context_tokens += piece.start + count
-            if piece.start < sequence.recompute_until:
-                again = min(count, sequence.recompute_until - piece.start)
-                recompute_tokens += again
-            if sequence.first_token_ns and not again:
-                decode_rows += 1
-                decode_tokens += count
-            else:
-                prefill_rows += 1
-                if sequence.first_token_ns:
-                    decode_tokens += count - again
-                else:
-                    prefill_tokens += count - again
+        rest = [
+            (sequence, piece)
+            for sequence, piece in self.grants.items()
+            if not sequence.first_token_ns or piece.start < sequence.recompute_until
+        ]
+        context_tokens = sum([piece.start + piece.count for piece in self.grants.values()])
+        decode_tokens = sum([piece.count for piece in self.grants.values()])
+        prefill_tokens = recompute_tokens = 0
+        for sequence, piece in rest:
+            again = max(0, min(piece.count, sequence.recompute_until - piece.start))
+            recompute_tokens += again
+            if not sequence.first_token_ns:
+                prefill_tokens += piece.count - again
+        decode_tokens -= recompute_tokens + prefill_tokens
         capacity, kv, budget = waiting
         return PlanWhy(
             admitted=tuple(self._admissions),
@@ -103,8 +99,8 @@ class PlanBuilder:
             waiting_capacity=capacity,
             waiting_kv=kv,
             waiting_budget=budget,
-            prefill_rows=prefill_rows,
-            decode_rows=decode_rows,
+            prefill_rows=len(rest),
+            decode_rows=len(self.grants) - len(rest),
             prefill_tokens=prefill_tokens,
             decode_tokens=decode_tokens,
             recompute_tokens=recompute_tokens,

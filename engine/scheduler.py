@@ -8,6 +8,7 @@ Enter at `plan` and `commit`. `computed` moves in commit alone, so a step that f
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from engine import policy
 from engine.acceptance import NO_LOGPROBS, accept, logprobs_of
@@ -147,20 +148,21 @@ class Scheduler:
         outputs, self._ended = self._ended, []
         size = self._kv.block_size
         room = self._pool.capacity * size + 1  # tokens of one sequence: the newest has no KV yet
-        asked = result.logprobs or result.prompt_logprobs
         running = State.RUNNING
-        for index, ((sequence, piece), tokens) in enumerate(zip(flight.items(), result.tokens, strict=True)):
+        for sequence, piece, tokens, chances in zip(
+            flight, flight.values(), result.tokens, _chances(result), strict=True
+        ):
             if sequence.state is not running:  # cancelled while the step ran
                 continue
             sequence.computed = computed = piece.start + piece.count
             if computed // size > sequence.named_blocks:
                 self._kv.name_full(sequence)
-            if not sequence.first_token_ns:
+            if young := not sequence.first_token_ns:
                 sequence.prefill_chunks += 1
                 sequence.watch.lap(now_ns, piece.count)
                 if sequence.followers and sequence.pending <= 1:
                     self._roster.release_followers(sequence)
-            logprobs, echoed = logprobs_of(sequence, piece.start, result, index) if asked else NO_LOGPROBS
+            logprobs, echoed = logprobs_of(sequence, piece.start, *chances) if chances else NO_LOGPROBS
             if not (tokens or echoed):
                 pass
             elif (end := accept(sequence, tokens, room, now_ns)) is None:
@@ -177,7 +179,7 @@ class Scheduler:
                         stop_token=end.stop_token,
                     )
                 )
-            if sequence.watch.stage != "decode":
+            if young or piece.start < sequence.recompute_until:
                 sequence.watch.enter(sequence.stage_computing(), now_ns)
         if flight:
             self._granted_tokens += sum([piece.count for piece in flight.values()])
@@ -374,3 +376,11 @@ class Scheduler:
             return
         why = self._refusal(sequence)
         self._ended.append(self._roster.finish(sequence, FinishReason.ERROR, now_ns, code=ContextTooLong.code, why=why))
+
+
+def _chances(result: StepResult) -> Iterable[tuple[Any, ...]]:
+    """For every slice its log-probabilities, sampled and of the prompt; empty if the step has none at all."""
+    nothing = ((),) * len(result.tokens)
+    if result.logprobs or result.prompt_logprobs:
+        return zip(result.logprobs or nothing, result.prompt_logprobs or nothing, strict=True)
+    return nothing

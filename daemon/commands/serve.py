@@ -253,5 +253,6 @@ def _say_engine(view: "EngineView") -> None:
         f"Ready after {seconds:.1f} s: {resolved.device}, {resolved.dtype}, context {limits.context_limit} tokens, "
         f"{limits.max_num_seqs} at once."
     )
+    click.echo(f"Device: {resolved.reasons['device']}.")
     click.echo(f"Memory: {readable(resolved.memory_limit_bytes)} = {parts}")
     click.echo(f"{holds(resolved)}.")

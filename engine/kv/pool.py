@@ -94,6 +94,30 @@ class BlockPool:
         self._ages.taken(blocks)
         return blocks
 
+    def take_next(self, after: int) -> int:
+        """The block that follows `after`, with one reference, if it is free; else -1. What `take` would do for a table
+        that grows by one, in a quarter of the time: in a full house one row in sixteen does in every step."""
+        first = after + 1
+        length = self._length.pop(first, 0)
+        if not length:
+            return -1
+        if self._active >= self._capacity:
+            self._length[first] = length
+            raise ValueError("no block is available")
+        del self._buckets[length.bit_length()][first]
+        if length > 1:
+            self._length[first + 1] = length - 1
+            self._first[after + length] = first + 1
+            self._buckets[(length - 1).bit_length()][first + 1] = None
+        else:
+            del self._first[first]
+        self._free -= 1
+        self._dirty.pop(first, None)
+        self._refs[first] = 1
+        self._active += 1
+        self._ages.taken((first,))
+        return first
+
     def share(self, blocks: Sequence[int]) -> None:
         """One more reference to each block, which must be active or cached."""
         for block in blocks:

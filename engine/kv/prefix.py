@@ -6,9 +6,9 @@ other). The digests depend on nothing else, so another process finds the same on
 or when one is evicted (engine/kv/pool.py). Enter at `extend` (digests of a sequence), `match` and `register`.
 """
 
-from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import sha256
+from struct import Struct
 from typing import Protocol
 
 _DIGEST_BYTES = 16
@@ -41,19 +41,19 @@ class PrefixCache:
     def __init__(self, root: str, block_size: int) -> None:
         self._root = f"{root}/{block_size}/".encode()
         self._block_size = block_size
+        self._packed = Struct(f"={block_size}I").pack
         self._blocks: dict[bytes, int] = {}  # digest → block
-        self._entries: dict[int, tuple[bytes, bytes, tuple[int, ...]]] = {}  # block → digest, parent, tokens
+        self._entries: dict[int, tuple[bytes, bytes, list[int]]] = {}  # block → digest, parent, tokens
         self._child: dict[bytes, int] = {}  # digest → the block last registered as its continuation
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def extend(self, digests: list[bytes], tokens: list[int], salt: str, blocks: int) -> None:
-        size = self._block_size
+        size, packed = self._block_size, self._packed
         parent = digests[-1] if digests else self._parent(digests, 0, salt)
-        for index in range(len(digests), blocks):
-            content = array("I", tokens[index * size : (index + 1) * size]).tobytes()
-            parent = blake2b(parent + content, digest_size=_DIGEST_BYTES).digest()
+        for start in range(len(digests) * size, blocks * size, size):
+            parent = sha256(parent + packed(*tokens[start : start + size])).digest()[:_DIGEST_BYTES]
             digests.append(parent)
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
@@ -86,7 +86,7 @@ class PrefixCache:
         parent = self._parent(digests, index, salt)
         start = index * self._block_size
         self._blocks[digest] = block
-        self._entries[block] = (digest, parent, tuple(tokens[start : start + self._block_size]))
+        self._entries[block] = (digest, parent, tokens[start : start + self._block_size])
         self._child[parent] = block
         return True
 
@@ -100,7 +100,7 @@ class PrefixCache:
         """The digest before block `index`."""
         if index:
             return digests[index - 1]
-        return blake2b(self._root + salt.encode(), digest_size=_DIGEST_BYTES).digest()
+        return sha256(self._root + salt.encode()).digest()[:_DIGEST_BYTES]
 
 
 class NoPrefixCache:

@@ -78,7 +78,9 @@ class KvSpace:
     def grow(self, sequence: Sequence) -> int:
         """Append one block to a full table. The caller has seen to it that one is available."""
         blocks = sequence.blocks
-        (block,) = self.pool.take(1, blocks[-1], self._expected(sequence) - len(blocks))
+        block = self.pool.take_next(blocks[-1])
+        if block < 0:
+            (block,) = self.pool.take(1, blocks[-1], self._expected(sequence) - len(blocks))
         blocks.append(block)
         return block
 
