@@ -20,7 +20,7 @@ class Limits:
 
     max_num_seqs: int  # rows that run at once
     max_num_batched_tokens: int  # granted positions a step
-    prefill_chunk: int  # largest grant of a prefill while others decode
+    prefill_chunk: int  # prompt positions in a step that others decode in; fewer with much context behind them
     max_partial_prefills: int  # prompts that are partly computed at once
     context_limit: int  # prompt + output of one request
     kv_blocks: int  # blocks the scheduler may hold active
@@ -65,6 +65,7 @@ class Resolved:
     workspace_bytes: int
     activation_bytes: int  # peak of the largest legal step, logits included
     runtime_bytes: int  # interpreter, libraries, the daemon's share
+    context_doubling: int = 1 << 30  # tokens of context at which a position costs twice what it costs at none
     prefix_cache: bool = True
     spec_depth: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class _Defaults:
 
 
 _DEFAULTS = {
-    "cpu": _Defaults(rows=64, step_tokens=512, prefill_chunk=64, kv_share=0.25),
+    "cpu": _Defaults(rows=64, step_tokens=512, prefill_chunk=40, kv_share=0.25),
     "cuda": _Defaults(rows=256, step_tokens=8192, prefill_chunk=512, kv_share=0.9),
 }
 _HEADROOM = 0.05  # of the limit, for what no plan foresees
@@ -290,6 +291,7 @@ def _settle(
         workspace_bytes=machine.workspace_bytes,
         activation_bytes=fit.activation_bytes,
         runtime_bytes=machine.runtime_bytes,
+        context_doubling=spec.context_doubling,
         prefix_cache=config.prefix_cache,
         reasons=_reasons(config, manifest, machine, fit, shrunk_from),
     )
@@ -344,6 +346,7 @@ def _reasons(
         "workspace_bytes": "buffers that live as long as the engine",
         "activation_bytes": f"the largest step: {fit.shape}, logits and prompt log-probabilities included",
         "runtime_bytes": "interpreter and libraries of the engine, and the daemon",
+        "context_doubling": "tokens of context at which attention costs as much as the weights: prefill chunks shrink",
         "prefix_cache": "on" if config.prefix_cache else "switched off",
         "spec_depth": "no draft model",
     }

@@ -53,6 +53,15 @@ class ModelSpec:
         """2 x layers x KV heads x head size x bytes."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
+    @property
+    def context_doubling(self) -> int:
+        """The context, in tokens, at which a position takes twice the multiplications of one without any: there
+        attention does as many as the weights of a layer."""
+        attended = self.num_heads * self.head_dim
+        projections = 2 * attended + 2 * self.num_kv_heads * self.head_dim
+        weights = self.hidden_size * (projections + 3 * self.intermediate_size)
+        return max(1, weights // (2 * attended))
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -129,8 +129,11 @@ class Scheduler:
         joining = len(roster.waiting) > 0 and len(roster.running) < limits.max_num_seqs
         self._grant_ones(ones, policy.decode_budget(tokens, bool(others) or joining, self._step), now_ns)
         decoding = len(roster.next.grants)
-        left = policy.prefill_budget(tokens - decoding, decoding, limits.prefill_chunk)
-        blocked = self._grant_others(left, [other for other in others if other.state is State.RUNNING], now_ns)
+        opened = [other for other in others if other.state is State.RUNNING]
+        behind = max([other.computed for other in opened], default=0)
+        doubling = self._resolved.context_doubling
+        left = policy.prefill_budget(tokens - decoding, decoding, limits.prefill_chunk, behind, doubling)
+        blocked = self._grant_others(left, opened, now_ns)
         while not roster.next.grants and any(blocked[:2]) and self._preempt_stalled(now_ns):
             blocked = self._grant_others(left, [], now_ns)
         plan = roster.next.build(self._step, self._kv.take_copies(), discarded, blocked)

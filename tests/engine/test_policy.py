@@ -68,8 +68,10 @@ def test_neither_decode_nor_prefill_is_shut_out_for_two_steps(tokens: int) -> No
 
 
 def test_prefill_is_capped_only_while_others_decode() -> None:
-    assert policy.prefill_budget(500, 3, 32) == 32
-    assert policy.prefill_budget(500, 0, 32) == 500
+    assert policy.prefill_budget(500, 3, 32, 0, 3000) == 32
+    assert policy.prefill_budget(500, 3, 32, 3000, 3000) == 16, "a position costs twice as much there"
+    assert policy.prefill_budget(500, 3, 32, 1 << 30, 3000) == 1
+    assert policy.prefill_budget(500, 0, 32, 3000, 3000) == 500
 
 
 def test_a_sequence_is_resumed_into_more_and_more_room_and_alone_at_once() -> None:
