@@ -46,7 +46,7 @@ def prefill_budget(tokens: int, decoding: int, chunk: int, context: int, doublin
     """How many of the `tokens` left may go to rows that need more than one: all, unless somebody waits for the step
     to decode. Then `chunk`, which shrinks with the longest `context` that a prompt has behind it, so that a step takes
     as long at its end as at its beginning: at `doubling` tokens a position costs twice what it cost at none."""
-    return min(tokens, max(1, chunk * doubling // (doubling + context))) if decoding else tokens
+    return min(tokens, -(-chunk * doubling // (doubling + context))) if decoding else tokens
 
 
 def floor_share(tokens: int, slots: int) -> int:
