@@ -191,6 +191,7 @@ class Daemon:
             asyncio.create_task(lag.watch("api", instruments.publish)),
             asyncio.create_task(self._reloads(engine, arbiter)),
             asyncio.create_task(_every(_WEIGH_S, instruments.weigh)),
+            asyncio.create_task(tuning.run()),
         ]
         interval_s = watchdog_interval_s()
         if interval_s is not None:
