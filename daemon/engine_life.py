@@ -43,7 +43,6 @@ _KILLED_HERE = {
     "wedged": "killed by the daemon, as it made no progress",
 }
 _MOST_STACK_BYTES = 1 << 20
-_TELEMETRY_POLL_MS = 100
 _ENDPOINT_BYTES = 100  # of the 108 that a unix socket's path may have
 
 
@@ -278,18 +277,23 @@ class EngineLife:
     def _read_telemetry(self) -> None:
         """The telemetry thread: until the life is over and nothing is left to read."""
         name_this_thread("tel-receive")
-        while True:
-            over = self._over.is_set()
-            if not self._telemetry.poll(0 if over else _TELEMETRY_POLL_MS):
-                if over:
-                    return
+        while self._telemetry.poll(0 if self._over.is_set() else None):
+            frame = self._telemetry.recv()
+            if not frame:  # `_wake_reader`
                 continue
             try:
-                events = wire.decode_events(self._telemetry.recv(zmq.NOBLOCK))
-            except (msgspec.DecodeError, zmq.Again) as error:
+                events = wire.decode_events(frame)
+            except msgspec.DecodeError as error:
                 log.error("a telemetry frame was dropped: %s", error)
                 continue
             self._on_events(events)
+
+    def _wake_reader(self) -> None:
+        """An empty frame, so that the telemetry thread looks whether the life is over. It sleeps until a frame comes:
+        waking to look would cost more than all that it reads."""
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.connect(f"ipc://{self._directory}/t")
+            socket.send(b"")
 
     def _bind(self, kind: int, name: str, high_water: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
@@ -303,6 +307,7 @@ class EngineLife:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()  # `run` was cancelled
         if reader.ident is not None:
+            self._wake_reader()
             await self._loop.run_in_executor(None, reader.join)
         with contextlib.suppress(ValueError):
             self._loop.remove_reader(self._descriptor)

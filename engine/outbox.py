@@ -1,6 +1,8 @@
 """Outbox: telemetry on its way out of the engine process: batched, merged under load, dropped last and counted.
 
-Owns what was not sent yet. It never blocks and never raises: `post` says whether it took a frame. Enter at `put`.
+Owns what was not sent yet, and when it is sent: each frame wakes the daemon in the middle of a step, so step reports
+wait for each other, and whatever else there is goes at once. It never blocks and never raises: `post` says whether it
+took a frame. Enter at `put` and `flush`.
 """
 
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from engine.report import merged
 from telemetry.events import EngineStatus, Event, StepReport
 
 _MOST_MERGED = 256  # steps in one report: a merged report's columns grow with it
+_PACE_NS = 200_000_000  # the longest that a step report waits for others
 
 
 class Outbox:
@@ -19,6 +22,7 @@ class Outbox:
         self._post = post
         self._capacity = capacity
         self._waiting: list[Event] = []
+        self._due_ns = 0  # when the oldest step report has waited long enough; 0 = now
         self.dropped = 0  # events, for ever
 
     def __len__(self) -> int:
@@ -26,13 +30,20 @@ class Outbox:
 
     def put(self, event: Event) -> None:
         """Keep `event` for the next flush."""
+        if not isinstance(event, StepReport):
+            self._due_ns = 0
+        elif not self._waiting:
+            self._due_ns = event.at_ns + _PACE_NS
         self._waiting.append(event)
         if len(self._waiting) > self._capacity:
             self._compress()
 
-    def flush(self) -> None:
-        """Send all that waits as one frame, if there is room now; otherwise it goes on waiting."""
-        if self._waiting and self._post(wire.encode_events(self._waiting)):
+    def flush(self, now_ns: int | None = None) -> None:
+        """Send all that waits as one frame, if there is room now; otherwise it goes on waiting. With `now_ns`, only if
+        it is due by then."""
+        if not self._waiting or (now_ns is not None and now_ns < self._due_ns):
+            return
+        if self._post(wire.encode_events(self._waiting)):
             self._waiting = []
 
     def _compress(self) -> None:

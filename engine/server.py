@@ -119,21 +119,25 @@ class Server:
                 self._receive(frame)
             if self._engine.has_work:
                 self._give(self._engine.step())
-            self._outbox.flush()
+            self._outbox.flush(self._engine.progress_ns if self._busy else None)
             if self._state == "draining" and not self._engine.has_work:
                 self._over = True
         self._engine.close()
         self._link.send(wire.Ended())
         return 0
 
+    @property
+    def _busy(self) -> bool:
+        """Whether the next step can do something."""
+        return self._engine.has_work and not self._engine.starved
+
     def _patience_ms(self) -> int:
         """How long nothing can happen unless a command comes."""
-        engine = self._engine
-        if engine.has_work and not engine.starved:
+        if self._busy:
             return 0
         now_ns = time.monotonic_ns()
         until_ns = self._next_beat_ns
-        deadline_ns = engine.scheduler.next_deadline_ns
+        deadline_ns = self._engine.scheduler.next_deadline_ns
         if deadline_ns:
             until_ns = min(until_ns, deadline_ns)
         return max(1, (until_ns - now_ns) // 1_000_000)

@@ -22,6 +22,7 @@ _UNSURE = 1e4  # variance of a cost nobody has seen, in units of (1 ms)²; forge
 _ENOUGH = 16  # steps before a figure is claimed
 _OUTLIER = 4.0  # times what was expected, by a fit whose error is below:
 _TRUSTED = 0.5
+_ALIKE = 4  # of steps that only decode, which are all alike, one in so many is learned: learning costs 40 µs warm
 _MS = 1e6
 
 
@@ -74,6 +75,11 @@ class StepCost:
     def expect_ns(self, shape: Shape) -> float:
         """What such a step would take; never negative."""
         return max(0.0, _dot(self._costs, shape.features())) * _MS
+
+    @property
+    def fixed_ns(self) -> float:
+        """What any step takes; never negative."""
+        return max(0.0, self._costs[0] / _SCALE[0]) * _MS
 
     def costs(self) -> dict[str, float]:
         """ns for each of NAMES: of any step, and per token, row, position and pair."""
@@ -138,16 +144,19 @@ class StepMeter:
         empty while that is not known."""
         shape = Shape.of(plan)
         known = self.cost.known
+        learns = True
         if shape.prefill_tokens and shape.decode_rows:
             if known and self._decode_steps:
                 self.stall_ns += max(0, step_ns - int(self.cost.expect_ns(shape.decode_only)))
         elif shape.decode_rows:
             self._decode_steps += 1
+            learns = not known or self._decode_steps % _ALIKE == 0
         bound = self._bound(shape, plan.why.context_tokens, step_ns, forward_ns) if known and forward_ns else ""
-        try:
-            self.cost.learn(shape, step_ns)
-        except ArithmeticError:  # an instrument may lose what it knew, never the step it measured
-            self.cost = StepCost()
+        if learns:
+            try:
+                self.cost.learn(shape, step_ns)
+            except ArithmeticError:  # an instrument may lose what it knew, never the step it measured
+                self.cost = StepCost()
         return bound
 
     def _bound(self, shape: Shape, context_tokens: int, step_ns: int, forward_ns: int) -> str:
@@ -158,7 +167,7 @@ class StepMeter:
             return ""
         weights_ns = ceilings.weights_bytes / ceilings.bytes_per_ns
         context_ns = context_tokens * ceilings.context_token_bytes / ceilings.bytes_per_ns
-        fixed_ns = max(0.0, self.cost.costs()["fixed_ns"])
+        fixed_ns = self.cost.fixed_ns
         host_ns = step_ns - forward_ns
         spent = {
             "bandwidth": weights_ns + context_ns,

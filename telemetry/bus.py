@@ -35,7 +35,7 @@ class Undelivered(Exception):
 
 QUEUE_EVENTS = 8192
 BATCH_EVENTS = 512
-BATCH_SECONDS = 0.1
+BATCH_SECONDS = 0.2
 
 
 class Bus:

@@ -148,6 +148,25 @@ def test_what_cannot_be_sent_is_merged_and_nothing_is_lost() -> None:
     assert len(outbox) == 0
 
 
+def test_step_reports_wait_for_each_other_and_nothing_else_waits() -> None:
+    sent: list[bytes] = []
+    outbox = Outbox(lambda frame: not sent.append(frame))
+    outbox.put(report(1))
+    outbox.flush(report(1).at_ns)
+    outbox.put(report(2))
+    outbox.flush(report(1).at_ns + 199_000_000)
+    assert (len(sent), len(outbox)) == (0, 2)
+    outbox.flush(report(1).at_ns + 200_000_000)
+    assert (len(wire.decode_events(sent[0])), len(outbox)) == (2, 0)
+    outbox.put(report(3))
+    outbox.put(status(3))
+    outbox.flush(report(3).at_ns)
+    assert len(wire.decode_events(sent[1])) == 2
+    outbox.put(report(4))
+    outbox.flush()
+    assert len(sent) == 3, "an idle engine sends what it has"
+
+
 def test_what_can_neither_be_sent_nor_merged_is_dropped_and_counted() -> None:
     outbox = Outbox(lambda _: False, capacity=8)
     for number in range(100):
