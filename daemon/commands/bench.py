@@ -53,6 +53,8 @@ def command() -> None:
 @click.option(
     "--api-key-env", default="OPENAI_API_KEY", show_default=True, help="Environment variable with the API key."
 )
+@click.option("--report", default="", metavar="FILE.html", help="Also write a page with plots, and its JSON beside it.")
+@click.option("--socket", default="", help="For the report: that inferd's control socket.  [default: by its port]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
 def load(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
@@ -68,9 +70,12 @@ def load(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
         )
     if flags["rate"] is None and "duration" in explicit:
         raise click.UsageError("--duration needs --rate")
+    from daemon.lab.shelf import check
     from daemon.load.measure import Asked, measured  # here: asyncio and aiohttp would slow down every --help
     from daemon.load.report import render
 
+    if flags["report"]:
+        check(flags["report"])
     report = measured(Asked(**flags))
 
     click.echo(json.dumps(report, indent=2) if as_json else render(report))

@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from daemon.lab.shelf import keep_load
+from daemon.lab.watch import Watch, beside
 from daemon.load.client import TargetError, connect
 from daemon.load.drive import Drive
 from daemon.load.report import Run, summarize
@@ -40,6 +42,8 @@ class Asked:
     seed: int
     timeout: float
     api_key_env: str
+    report: str = ""  # where an HTML page goes, and its JSON beside it
+    socket: str = ""  # of the inferd behind `url`, whose memory and limits the report shows
 
     @property
     def load(self) -> str:
@@ -65,11 +69,10 @@ async def _measure(asked: Asked) -> dict[str, Any]:
         except TargetError as reason:
             raise click.ClickException(str(reason)) from None
         drive = Drive(Workload(shares, asked.seed, sizer), client.ask)
-        with _interruptible(drive), _progress(drive, asked.load):
-            if asked.rate is not None:
-                await drive.open(arrivals(asked.rate, asked.duration, asked.seed))
-            else:
-                await drive.closed(asked.concurrency, asked.requests)
+        watch = await asyncio.to_thread(beside, asked.url, asked.socket) if asked.report else Watch(None)
+        async with watch:
+            with _interruptible(drive), _progress(drive, asked.load):
+                await _driven(drive, asked)
         about = {
             "url": client.url,
             "model": client.model,
@@ -91,7 +94,17 @@ async def _measure(asked: Asked) -> dict[str, Any]:
             lag_s=drive.lag_s,
             interrupted=drive.stopped,
         )
-        return summarize(run)
+        report = summarize(run)
+        if asked.report:
+            keep_load(asked.report, report, run, watch)
+        return report
+
+
+async def _driven(drive: Drive, asked: Asked) -> None:
+    if asked.rate is not None:
+        await drive.open(arrivals(asked.rate, asked.duration, asked.seed))
+    else:
+        await drive.closed(asked.concurrency, asked.requests)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from daemon import cli
+from tests.browser import chromium
 from tests.fakes.daemon import running
 from tests.fakes.tiny_served import Load, tiny_served
 from tests.served import INFERD, ROOT, Served, free_port, wait_for
@@ -90,7 +91,7 @@ async def test_the_browser_form_opens_and_answers_keys(served: Served, tmp_path:
             elsewhere = {"Origin": "http://evil.example"}
             async with session.get(address, headers=elsewhere) as refused:
                 assert refused.status == 403, "for a page of another origin"
-            browser, debugger = await asyncio.to_thread(_chromium, tmp_path)
+            browser, debugger = await asyncio.to_thread(chromium, tmp_path)
             await asyncio.wait_for(_visit(session, debugger, address), PATIENCE_S)
     finally:
         for process in (browser, server):
@@ -101,17 +102,6 @@ async def test_the_browser_form_opens_and_answers_keys(served: Served, tmp_path:
 
 def _browser_form(served: Served, port: int) -> subprocess.Popen[str]:
     return subprocess.Popen(top(served, "--serve", str(port)), stdout=subprocess.PIPE, text=True, cwd=ROOT)
-
-
-def _chromium(profile: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """A headless browser, and the address of its debugger."""
-    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
-    process = subprocess.Popen(
-        [*words, f"--user-data-dir={profile}", "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    file = profile / "DevToolsActivePort"
-    wait_for(lambda: file.exists() and "\n" in file.read_text(), PATIENCE_S, "chromium's debugger")
-    return process, f"http://127.0.0.1:{file.read_text().splitlines()[0]}"
 
 
 async def _visit(session: aiohttp.ClientSession, debugger: str, address: str) -> None:
