@@ -4,7 +4,6 @@ Owns what holds for every route of the API port. It must not know bodies or the 
 `RUNNER_OPTIONS` are what its runner needs so that a client that leaves cancels its handler.
 """
 
-import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,10 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from daemon.admission import FrontDoor
 from daemon.api.errors import ApiError
-from daemon.api.openai import REQUEST_ID, TRACE, error_response
-from daemon.api.record import log_ids
-
-log = logging.getLogger("inferd.api")
+from daemon.api.openai import REQUEST_ID, TRACE, error_response, internal_error
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # handler_cancellation: a client that leaves, streaming or not, cancels its handler at once.
@@ -65,11 +61,8 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         return response
     except (ConnectionResetError, web.GracefulExit):
         raise
-    except Exception:
-        trace = request.get(TRACE)
-        ids = {"request_id": request[REQUEST_ID]} if trace is None else log_ids(request[REQUEST_ID], trace)
-        log.exception("a handler failed", extra=ids)
-        return error_response(ApiError(500, "internal error: see the daemon's log", code="internal_error"))
+    except Exception:  # noqa: BLE001 - it is logged with its traceback
+        return error_response(internal_error(request))
 
 
 def _code(status: int) -> str:

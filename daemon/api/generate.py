@@ -95,12 +95,18 @@ class Generation:
         except InferdError as error:
             raise from_inferd(error) from error
         except Exception:
-            self._leave(FinishReason.ERROR, "internal_error", 500)
+            if self._response is not None:  # else its refusal is still to be written
+                self._leave(FinishReason.ERROR, "internal_error", 500)
             raise
         finally:
             del self._kitchen.live[self.id]
             if self._ticket is not None:
                 self._ticket.close(served=bool(self.choices) and all(c.done for c in self.choices))
+
+    @property
+    def answering(self) -> bool:
+        """Part of a stream is out: there is no other answer any more."""
+        return self._response is not None
 
     def refused(self, error: ApiError) -> None:
         """The answer to a request that `serve` refused is out."""
@@ -219,19 +225,22 @@ class Generation:
                         data += renderer.usage_chunk(usage_of(self.choices, self._prompt_tokens))
                     data += DONE
                 if data:
-                    await self._write(response, request, data, ready)
-        await response.write_eof()
+                    await self._write(response, request, data, ready, last=not left)
         self._finish()
         return response
 
-    async def _write(self, response: web.StreamResponse, request: web.Request, data: bytes, ready: Ready) -> None:
-        """One write for all that is there. A slow reader holds up this coroutine and nobody else: what is not taken
-        from the stream is no credit for the engine."""
+    async def _write(
+        self, response: web.StreamResponse, request: web.Request, data: bytes, ready: Ready, *, last: bool
+    ) -> None:
+        """One write for all that is there; the `last` one ends the answer. A slow reader holds up this coroutine and
+        nobody else: what is not taken from the stream is no credit for the engine."""
         start_ns = time.monotonic_ns()
         if self._response is None:
             await response.prepare(request)
             self._response = response
         await response.write(data)
+        if last:
+            await response.write_eof()
         end_ns = time.monotonic_ns()
         for _, choice in ready:
             choice.send_ns += end_ns - start_ns
@@ -257,15 +266,15 @@ class Generation:
         return sum(choice.cancel("abort") for choice in self.choices)
 
     def _leave(self, reason: FinishReason, code: str, status: int) -> None:
-        """It ends otherwise than by being served: now, for what the engine is through with or never had; and as soon
-        as the engine has told its part, for the rest."""
+        """It ends otherwise than by being served, and it ends now: what the engine still says of it adds facts to the
+        records, and no time."""
+        now_ns = time.monotonic_ns()  # before anything else: it is the end of the last stage
         self._cancel()
-        now_ns = time.monotonic_ns()
         if not self.choices:
             self._publish_record(0, None, reason, code, status, now_ns)
             return
         for choice in self.choices:
-            choice.end_ns = max(now_ns, choice.end_ns)
+            choice.end_ns = now_ns
         task = asyncio.get_running_loop().create_task(self._settle(reason, code, status), name=f"settle-{self.id}")
         self._kitchen.settling.add(task)
         task.add_done_callback(self._kitchen.settling.discard)
@@ -289,8 +298,7 @@ class Generation:
     def _record(self, choice: Choice, reason: FinishReason, code: str, status: int) -> None:
         if choice.first_ns and not choice.announced:
             self._first(choice)
-        end_ns = max(choice.end_ns, choice.taken_ns)
-        self._publish_record(self.choices.index(choice), choice, reason, code, status, end_ns)
+        self._publish_record(self.choices.index(choice), choice, reason, code, status, choice.end_ns)
 
     def _publish_record(
         self, index: int, choice: Choice | None, reason: FinishReason, code: str, status: int, end_ns: int

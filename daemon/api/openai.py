@@ -4,6 +4,7 @@ Must not know sockets, the engine process or telemetry's sinks. Enter at `routes
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,9 +16,11 @@ from daemon.api.errors import ApiError, from_inferd, invalid
 from daemon.api.generate import Generation
 from daemon.api.kitchen import Kitchen
 from daemon.api.prompt import encode_chat, encode_prompt
-from daemon.api.record import Trace
+from daemon.api.record import Trace, log_ids
 from daemon.api.schema import Ask, parse_chat, parse_completion, parse_messages, parse_object, parse_prompts
 from engine.errors import InferdError
+
+log = logging.getLogger("inferd.api")
 
 REQUEST_ID = web.RequestKey("request_id", str)
 TRACE = web.RequestKey("trace", Trace)
@@ -28,6 +31,14 @@ def error_response(error: ApiError) -> web.Response:
     return web.Response(
         status=error.status, body=error.body(), content_type="application/json", headers=error.headers()
     )
+
+
+def internal_error(request: web.Request) -> ApiError:
+    """The error that a client is told of when the fault is ours. The log has the rest."""
+    trace = request.get(TRACE)
+    ids = {"request_id": request[REQUEST_ID]} if trace is None else log_ids(request[REQUEST_ID], trace)
+    log.exception("a handler failed", extra=ids)
+    return ApiError(500, "internal error: see the daemon's log", code="internal_error")
 
 
 def _json(value: object) -> web.Response:
@@ -118,14 +129,19 @@ class OpenAi:
         try:
             return await generation.serve(request)
         except ApiError as error:
-            response = error_response(error)
-            try:
-                with contextlib.suppress(ConnectionResetError):  # it left without waiting for the refusal
-                    await response.prepare(request)
-                    await response.write_eof()
-            finally:
-                generation.refused(error)
-            return response
+            refusal = error
+        except Exception:
+            if generation.answering:
+                raise
+            refusal = internal_error(request)
+        response = error_response(refusal)
+        try:
+            with contextlib.suppress(ConnectionResetError):  # it left without waiting for the refusal
+                await response.prepare(request)
+                await response.write_eof()
+        finally:
+            generation.refused(refusal)
+        return response
 
     def _check_model(self, model: str | None) -> None:
         if model is not None:

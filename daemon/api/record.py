@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from daemon.api.choice import Choice
@@ -103,15 +103,33 @@ def partition(watch: Stopwatch, facts: EngineFacts | None, taken_ns: int, end_ns
     return {name: ns for name, ns in stages.items() if ns > 0}
 
 
+def cut(facts: EngineFacts, end_ns: int) -> EngineFacts:
+    """What passed up to `end_ns`: the engine goes on with a choice for a moment after its client has left."""
+    over_ns = facts.emitted_ns - end_ns
+    if over_ns <= 0 or not facts.pieces:
+        return facts
+    pieces = list(facts.pieces)
+    spent = {stage: getattr(facts, f"{stage}_ns") for stage in _ENGINE_STAGES}
+    while over_ns > 0 and pieces:
+        stage, length_ns, tokens = pieces.pop()
+        gone_ns = min(length_ns, over_ns)
+        over_ns -= gone_ns
+        spent[stage] -= gone_ns
+        if gone_ns < length_ns:
+            pieces.append((stage, length_ns - gone_ns, tokens))
+    return replace(facts, pieces=tuple(pieces), **{f"{stage}_ns": ns for stage, ns in spent.items()})
+
+
 def compose(
     watch: Stopwatch, trace: Trace, choice: Choice | None, *, at_ns: int, index: int, **given: Any
 ) -> RequestRecord:
     """The record of one choice that ended at `at_ns`; None: it never became one. `given` is what the request knows."""
-    fields = {} if choice is None else _fields_of(choice)
+    facts = cut(choice.facts, at_ns) if choice and choice.facts else None
+    fields = {} if choice is None else _fields_of(choice, facts or EngineFacts(received_ns=0, emitted_ns=0))
     return RequestRecord(
         at_ns=at_ns,
         arrival_ns=watch.arrival_ns,
-        stages=partition(watch, choice.facts if choice else None, choice.taken_ns if choice else 0, at_ns),
+        stages=partition(watch, facts, choice.taken_ns if choice else 0, at_ns),
         index=index,
         trace_id=trace.trace_id,
         span_id=trace.span_of(index),
@@ -122,8 +140,7 @@ def compose(
     )
 
 
-def _fields_of(choice: Choice) -> dict[str, Any]:
-    facts = choice.facts or EngineFacts(received_ns=0, emitted_ns=0)
+def _fields_of(choice: Choice, facts: EngineFacts) -> dict[str, Any]:
     sampling = choice.request.sampling
     overlaps = {
         "detokenize": choice.detokenize_ns,
