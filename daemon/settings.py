@@ -1,8 +1,8 @@
 """Settings: what the operator asked of the daemon, each value with where it came from.
 
-defaults < configuration file < INFERD_* environment < flags. Owns names, types, defaults and help of every setting; the
-commands make their flags from it. It must not act on any of them. Enter at `load`. Unknown names fail with the nearest
-one: a misspelt limit that is silently ignored is found at 3 a.m.
+defaults < configuration file < profile < INFERD_* environment < flags. Owns names, types, defaults and help of every
+setting; the commands make their flags from it. It must not act on any of them. Enter at `load`. Unknown names fail with
+the nearest one: a misspelt limit that is silently ignored is found at 3 a.m.
 """
 
 import difflib
@@ -123,6 +123,7 @@ class Settings:
     max_num_batched_tokens: int | None = _setting(None, _at_least(1), "Most tokens computed in one step.")
     memory_limit: int | None = _setting(None, _at_least(1, byte_size), "Most memory for all of inferd, e.g. 1200MiB.")
     threads: int | None = _setting(None, _at_least(1), "Compute threads on a CPU.")
+    block_size: int = _setting(16, _at_least(1, most=1024), "Tokens of a KV block; a power of two.")
     prefix_cache: bool = _setting(True, _truth, "Reuse the computed start of a prompt.")
     api_key_file: str | None = _setting(None, _text, "File with API keys, one a line.")
     api_key: str | None = _setting(None, _text, "One API key; meant for the environment.", secret=True)
@@ -139,6 +140,7 @@ class Settings:
     request_timeout: float = _setting(600.0, _number, "Seconds until a request is given up; 0 = never.")
     slow_request: float = _setting(30.0, _number, "Seconds from which a request is logged with its stages; 0 = none.")
     progress_deadline: float = _setting(60.0, _number, "Seconds without engine progress until readiness is false.")
+    without: tuple[str, ...] = _setting((), _names, "Features to serve without, to see what they are worth.")
     tuner: bool = _setting(True, _truth, "Find good limits while serving, and keep them good.")
     tune_for: str | None = _setting(
         None, _one_of("chat", "batch", "agent"), "What it is for: targets and first limits of a kind of use."
@@ -173,14 +175,20 @@ class Loaded:
 
 
 def load(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | None = None
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    config: str | None = None,
+    profile: str | None = None,
 ) -> Loaded:
-    """Read all sources. `flags`: those given, by name. Raises ConfigError."""
+    """Read all sources. `flags`: those given, by name; `profile`: a file of settings that `inferd tune search` found.
+    Raises ConfigError."""
     environ = os.environ if environ is None else environ
     file = find_file(config, environ)
     values: dict[str, Any] = {f.name: f.default for f in fields(Settings)}
     provenance = dict.fromkeys(NAMES, "default")
-    sources = [(f"file {file}", read_file(file)) if file else ("", {}), ("env", _from_environ(environ))]
+    sources = [(f"file {file}", read_file(file)) if file else ("", {})]
+    sources.append((f"profile {profile}", read_file(Path(profile))) if profile else ("", {}))
+    sources.append(("env", _from_environ(environ)))
     sources.append(("flag", {name: value for name, value in (flags or {}).items() if value not in (None, ())}))
     for source, found in sources:
         for name, value in found.items():

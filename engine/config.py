@@ -7,6 +7,8 @@ from engine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+# What `inferd bench ablate` can switch off beside the prefix cache: the scheduler's parts, then the device's.
+FEATURES = ("continuous_batching", "chunked_prefill", "paged_kv", "fast_attention", "compiled_kernels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class EngineConfig:
     daemon_bytes: int = 0  # resident bytes of the daemon, which the memory limit covers too
     state_dir: str | None = None  # the flight recorder's ring; None = none
     cache_dir: str | None = None  # compiled kernels; None = the user's cache
+    without: tuple[str, ...] = ()  # FEATURES that are switched off, to see what they are worth
     faults: bool = False  # let the daemon plant faults (engine/device/faults.py)
 
     def __post_init__(self) -> None:
@@ -34,6 +37,9 @@ class EngineConfig:
             raise ConfigError(f"device={self.device!r} is not known", f"one of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r} is not known", f"one of {', '.join(DTYPES)}")
+        for name in self.without:
+            if name not in FEATURES:
+                raise ConfigError(f"without={name!r} is no feature", f"one of {', '.join(FEATURES)}")
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} is not a power of two")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "memory_limit_bytes", "threads"):

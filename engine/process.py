@@ -32,6 +32,7 @@ from engine.books import Accounts, Books, NoBooks
 from engine.budget import Limits, Resolved
 from engine.config import EngineConfig
 from engine.errors import EngineFault, InferdError, OutOfMemory
+from engine.features import parts
 from engine.loop import Engine
 from engine.outbox import Outbox
 from engine.plan import Runner
@@ -157,7 +158,11 @@ def _start(
     loaded = load(config, lambda stage, share: print(f"loading: {stage} {share:.0%}", file=sys.stderr))
     loaded_ns = time.monotonic_ns()
     scheduler = Scheduler(
-        loaded.resolved, loaded.limits, cache_root=loaded.cache_root, output_credit=config.output_credit
+        loaded.resolved,
+        loaded.limits,
+        cache_root=loaded.cache_root,
+        output_credit=config.output_credit,
+        parts=parts(config.without),
     )
     outbox = Outbox(link.post)
     publish = outbox.put if recorder is None else _recorded(recorder, outbox)

@@ -14,10 +14,10 @@ from engine import policy
 from engine.acceptance import NO_LOGPROBS, accept, logprobs_of
 from engine.budget import Limits, Resolved
 from engine.errors import ContextTooLong, DeadlineExceeded
+from engine.features import Parts
 from engine.kv.ages import BlockAges
 from engine.kv.pool import BlockPool
 from engine.kv.prefix import NoPrefixCache, PrefixCache, Prefixes
-from engine.kv.space import KvSpace
 from engine.output import Output
 from engine.plan import SeqSlice, StepPlan, StepResult
 from engine.plan_builder import PlanBuilder
@@ -33,7 +33,15 @@ class Scheduler:
     `cache_root` names the model and whatever else cached KV depends on; `output_credit` is how many output tokens a
     request may have that its reader has not taken."""
 
-    def __init__(self, resolved: Resolved, limits: Limits, *, cache_root: str = "", output_credit: int = 256) -> None:
+    def __init__(
+        self,
+        resolved: Resolved,
+        limits: Limits,
+        *,
+        cache_root: str = "",
+        output_credit: int = 256,
+        parts: Parts | None = None,
+    ) -> None:
         self._resolved = resolved
         self._limits = limits.within(resolved)
         size = resolved.block_size
@@ -41,7 +49,8 @@ class Scheduler:
         self._ages = BlockAges(resolved.kv_blocks)
         self._pool = BlockPool(resolved.kv_blocks, prefixes.forget, self._ages)
         self._pool.set_capacity(limits.kv_blocks)
-        self._kv = KvSpace(self._pool, prefixes, size)
+        self._parts = parts or Parts()
+        self._kv = self._parts.space(self._pool, prefixes, size, resolved.max_model_len)
         self._credit = output_credit
         self._roster = Roster(self._kv, resolved.rows, output_credit)
         self._flight: dict[Sequence, SeqSlice] | None = None  # what the plan that is out granted; None = no plan is out
@@ -132,7 +141,7 @@ class Scheduler:
         opened = [other for other in others if other.state is State.RUNNING]
         behind = max([other.computed for other in opened], default=0)
         doubling = self._resolved.context_doubling
-        left = policy.prefill_budget(tokens - decoding, decoding, limits.prefill_chunk, behind, doubling)
+        left = self._parts.prompts.budget(tokens - decoding, decoding, limits.prefill_chunk, behind, doubling)
         blocked = self._grant_others(left, opened, now_ns)
         while not roster.next.grants and any(blocked[:2]) and self._preempt_stalled(now_ns):
             blocked = self._grant_others(left, [], now_ns)
@@ -333,6 +342,7 @@ class Scheduler:
         be passed by smaller ones.
         """
         roster, kv, slots = self._roster, self._kv, self._limits.max_partial_prefills
+        rows = self._parts.gate.rows(len(roster.running), len(roster.waiting), self._limits.max_num_seqs)
         floor = policy.floor_share(tokens, slots)
         room = tokens - floor * len(opened)
         skipped: dict[int, int] = {}  # size classes that may not begin now → how many wait in them
@@ -342,14 +352,14 @@ class Scheduler:
             if not kv.fits_ever(sequence):
                 self._give_up(sequence, now_ns)
                 continue
-            if len(roster.running) >= self._limits.max_num_seqs:
+            if len(roster.running) >= rows:
                 reason = "capacity"
                 break
             if room <= 0:
                 break
             found = kv.found(sequence)
             need = len(sequence.tokens) - found.tokens
-            if need > room and not policy.may_open(need, [other.pending for other in opened], slots):
+            if need > room and not self._parts.prompts.may_open(need, [other.pending for other in opened], slots):
                 skipped[size] = roster.waiting.count(size)
                 continue
             if not kv.open(sequence, found, policy.headroom_blocks(len(roster.running), sequence.preemptions)):

@@ -64,6 +64,7 @@ def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--config", metavar="FILE", help="Configuration file; else $INFERD_CONFIG, ./inferd.toml, the user's, /etc."
 )
+@click.option("--profile", metavar="FILE", help="Settings that `inferd tune search` found; they precede the file's.")
 @click.option(
     "--for",
     "tune_for",
@@ -72,7 +73,7 @@ def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--check", is_flag=True, help="Check settings and model, start nothing.")
 @click.option("--plan", is_flag=True, help="Print the memory plan, start nothing.")
-def command(model: str | None, config: str | None, check: bool, plan: bool, **flags: Any) -> int:
+def command(model: str | None, config: str | None, profile: str | None, check: bool, plan: bool, **flags: Any) -> int:
     """Serve MODEL: a name of the library (`inferd models list`), a .gguf file or a model directory.
 
     Settings come from defaults, a TOML file, INFERD_* variables and these flags, later ones first; see
@@ -80,7 +81,7 @@ def command(model: str | None, config: str | None, check: bool, plan: bool, **fl
     """
 
     def read() -> Loaded:
-        return load({"model": model, **flags}, config=config)
+        return load({"model": model, **flags}, config=config, profile=profile)
 
     loaded = read()
     if plan:
@@ -156,7 +157,9 @@ def engine_config(settings: Settings, directory: Path, state_dir: Path | None) -
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         memory_limit_bytes=settings.memory_limit,
+        block_size=settings.block_size,
         prefix_cache=settings.prefix_cache,
+        without=settings.without,
         threads=settings.threads,
         daemon_bytes=probe.resident_bytes() or 0,
         state_dir=str(state_dir) if state_dir else None,

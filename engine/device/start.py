@@ -21,6 +21,7 @@ from engine.device.runner import TorchRunner, translated
 from engine.device.sample import Sampler
 from engine.errors import ConfigError
 from engine.kernels.cpu import Cpu
+from engine.kernels.naive import NaiveCpu, NaiveNative
 from engine.kernels.native import Native
 from engine.kernels.ops import Ops
 from engine.kernels.reference import Reference
@@ -159,18 +160,22 @@ def _device(config: EngineConfig) -> str:
 
 def _cpu_ops(config: EngineConfig, dtype: torch.dtype, threads: int) -> Ops:
     """The compiled table where there can be one, else torch's operators; the reason says why."""
+    native, plain = (NaiveNative, NaiveCpu) if "fast_attention" in config.without else (Native, Cpu)
+    why = ""
     if dtype != torch.float32:
-        return Cpu(dtype)
+        return plain(dtype)
     if config.faults:
-        ops = Cpu(dtype)
-        ops.reason += "; faults are planted between torch's operators"
-        return ops
-    try:
-        return Native(toolchain.library(Path(config.cache_dir or _default_cache()), cpu()[0]), threads)
-    except toolchain.CannotCompile as why:
-        ops = Cpu(dtype)
-        ops.reason += f"; no compiled kernels: {why}"
-        return ops
+        why = "faults are planted between torch's operators"
+    elif "compiled_kernels" in config.without:
+        why = "compiled kernels are switched off"
+    else:
+        try:
+            return native(toolchain.library(Path(config.cache_dir or _default_cache()), cpu()[0]), threads)
+        except toolchain.CannotCompile as reason:
+            why = f"no compiled kernels: {reason}"
+    ops = plain(dtype)
+    ops.reason += f"; {why}"
+    return ops
 
 
 def _default_cache() -> Path:

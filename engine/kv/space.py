@@ -26,9 +26,10 @@ class Found:
 
 
 class KvSpace:
-    """Block accounting for sequences. `copies` collects (source, target) pairs until a plan takes them."""
+    """Block accounting for sequences. `copies` collects (source, target) pairs until a plan takes them. `longest` is
+    the longest context there can be; a table that grows as it must does not care."""
 
-    def __init__(self, pool: BlockPool, prefixes: Prefixes, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, prefixes: Prefixes, block_size: int, longest: int = 0) -> None:
         self.pool = pool
         self.prefixes = prefixes
         self.block_size = block_size
@@ -55,12 +56,16 @@ class KvSpace:
         too_short = self.prefixes.too_short(sequence.digests, len(blocks), tokens, salt)
         return Found(matched, blocks, min(too_short, most - matched))
 
+    def wanted(self, sequence: Sequence) -> int:
+        """How many blocks it has when it is admitted: those of all its tokens."""
+        return blocks_for(len(sequence.tokens), self.block_size)
+
     def open(self, sequence: Sequence, found: Found, headroom: int) -> bool:
-        """Give it blocks for all its tokens, if `headroom` blocks remain after that."""
+        """Give it the blocks that are `wanted`, if `headroom` blocks remain after that."""
         size, pool = self.block_size, self.pool
         whole = found.tokens // size
         shared = found.blocks[:whole]
-        fresh = blocks_for(len(sequence.tokens), size) - whole
+        fresh = self.wanted(sequence) - whole
         revived = sum(1 for block in shared if not pool.is_active(block))
         if fresh + revived + headroom > pool.available:
             return False

@@ -108,7 +108,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_every_flag_of_serve_is_a_setting() -> None:
-    own = {"model", "config", "check", "plan"}
+    own = {"model", "config", "profile", "check", "plan"}
     assert {p.name for p in serve.command.params} - own <= set(NAMES)
 
 
@@ -206,3 +206,14 @@ def test_a_second_interrupt_ends_at_once_and_one_alone_drains(tmp_path: Path) ->
         assert process.wait(10) == (130 if stuck else 0)
         process.stdout.close()
         process.stderr.close()
+
+
+def test_a_profile_precedes_the_file_and_yields_to_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("max_num_seqs = 8\nblock_size = 32\nport = 1234\n")
+    (tmp_path / "found.toml").write_text("max_num_seqs = 24\nthreads = 2\n")
+    loaded = load(
+        environ={"INFERD_THREADS": "1"}, config=str(tmp_path / "own.toml"), profile=str(tmp_path / "found.toml")
+    )
+    settings = loaded.settings
+    assert (settings.max_num_seqs, settings.block_size, settings.threads, settings.port) == (24, 32, 1, 1234)
+    assert loaded.provenance["max_num_seqs"] == f"profile {tmp_path / 'found.toml'}"

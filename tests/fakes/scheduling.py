@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.budget import Limits, Resolved
 from engine.errors import OutOfMemory
+from engine.features import Parts
 from engine.output import Output
 from engine.plan import StepPlan
 from engine.request import Request, SamplingParams
@@ -60,6 +61,7 @@ class Bench:
     resolved: Resolved
     limits: Limits
     output_credit: int = 1 << 30
+    parts: Parts = field(default_factory=Parts)
     runner: FakeRunner = field(init=False)
     scheduler: Scheduler = field(init=False)
     now_ns: int = 1_000
@@ -70,7 +72,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.runner = FakeRunner(self.resolved.block_size)
-        self.scheduler = Scheduler(self.resolved, self.limits, cache_root="fake", output_credit=self.output_credit)
+        self.scheduler = Scheduler(
+            self.resolved, self.limits, cache_root="fake", output_credit=self.output_credit, parts=self.parts
+        )
 
     def add(self, *requests: Request) -> None:
         self.take(self.scheduler.add(requests, self.now_ns))
