@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 _SOURCES = Path(__file__).parent / "kernels" / "cpp"
@@ -31,9 +32,9 @@ def missing(cpu_flags: frozenset[str]) -> str:
     return ""
 
 
-def library(cache_dir: Path, cpu_flags: frozenset[str]) -> Path:
-    """The shared library, compiled first if this machine has none of these sources yet: some seconds. Raises
-    CannotCompile."""
+def library(cache_dir: Path, cpu_flags: frozenset[str], compiling: Callable[[], None] = lambda: None) -> Path:
+    """The shared library, compiled first if this machine has none of these sources yet: some seconds, so `compiling`
+    is called before. Raises CannotCompile."""
     compiler = _compiler()
     why = missing(cpu_flags)
     if why or compiler is None:
@@ -41,6 +42,7 @@ def library(cache_dir: Path, cpu_flags: frozenset[str]) -> Path:
     target = cache_dir / "kernels" / f"{_digest(compiler, cpu_flags)}.so"
     if target.exists():
         return target
+    compiling()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:

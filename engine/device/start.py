@@ -81,7 +81,7 @@ def start(config: EngineConfig, manifest: Manifest, model_dir: Path, progress: P
     ledger.freeze(device, _held_bytes(device))
     facts = _cuda_facts(config, manifest) if device == "cuda" else host_facts(config, manifest, _resident_bytes())
     dtype = dtype_of(facts.dtype)
-    ops = _cpu_ops(config, dtype, facts.threads) if device == "cpu" else Reference()
+    ops = _cpu_ops(config, dtype, facts.threads, progress) if device == "cpu" else Reference()
     # Compiled kernels have a pool of their own; a second one would only be in its way.
     torch.set_num_threads(1 if isinstance(ops, Native) else facts.threads)
     checkpoint = Checkpoint(manifest.weight_paths(model_dir), manifest.blocks)
@@ -158,7 +158,7 @@ def _device(config: EngineConfig) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _cpu_ops(config: EngineConfig, dtype: torch.dtype, threads: int) -> Ops:
+def _cpu_ops(config: EngineConfig, dtype: torch.dtype, threads: int, progress: Progress) -> Ops:
     """The compiled table where there can be one, else torch's operators; the reason says why."""
     native, plain = (NaiveNative, NaiveCpu) if "fast_attention" in config.without else (Native, Cpu)
     why = ""
@@ -170,12 +170,17 @@ def _cpu_ops(config: EngineConfig, dtype: torch.dtype, threads: int) -> Ops:
         why = "compiled kernels are switched off"
     else:
         try:
-            return native(toolchain.library(Path(config.cache_dir or _default_cache()), cpu()[0]), threads)
+            return native(_kernels(config, progress), threads)
         except toolchain.CannotCompile as reason:
             why = f"no compiled kernels: {reason}"
     ops = plain(dtype)
     ops.reason += f"; {why}"
     return ops
+
+
+def _kernels(config: EngineConfig, progress: Progress) -> Path:
+    cache = Path(config.cache_dir or _default_cache())
+    return toolchain.library(cache, cpu()[0], lambda: progress("compiling the CPU kernels, once", 0.0))
 
 
 def _default_cache() -> Path:

@@ -171,8 +171,10 @@ def test_a_machine_that_cannot_compile_says_why(tmp_path: Path, monkeypatch: pyt
     broken.write_text("#!/bin/sh\necho 'api.cpp:1: error: no such thing' >&2; exit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
+    said: list[str] = []
     with pytest.raises(toolchain.CannotCompile, match="error: no such thing"):
-        toolchain.library(tmp_path, able)
+        toolchain.library(tmp_path, able, lambda: said.append("compiling"))
+    assert said == ["compiling"]
     assert not list((tmp_path / "kernels").iterdir())
 
 
