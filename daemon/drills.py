@@ -43,7 +43,8 @@ time.sleep(60)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
     """`kind` and `cause` are the incident's (empty: none may be raised). `victims`: whose requests may end by it: none,
-    one (the request that needs the memory) or all that run. `fault` is the engine's; `traffic` are requests of our own
+    one (the request that needs the memory) or all that run. `runbook` and `section` are where the doctor's first
+    finding must lead. `fault` is the engine's; `traffic` are requests of our own
     that go with it: long, echo (with log-probabilities of the prompt) or flood."""
 
     text: str
@@ -51,46 +52,69 @@ class Drill:
     cause: str
     metric: str
     alert: str
+    runbook: str
+    section: str
     victims: str = "none"
     fault: str = ""
     traffic: str = ""
 
 
-def _oom(cause: str, text: str, fault: str, traffic: str = "", victims: str = "none") -> Drill:
-    metric = _OOM % cause
+def _oom(cause: str, text: str, section: str, fault: str, traffic: str = "", victims: str = "none") -> Drill:
     return Drill(
-        text=text, kind="oom", cause=cause, metric=metric, alert="InferdRepeatedOom", victims=victims, fault=fault,
+        text=text, kind="oom", cause=cause, metric=_OOM % cause, alert="InferdRepeatedOom",
+        runbook="memory_creep" if cause == "leak" else "oom", section=section, victims=victims, fault=fault,
         traffic=traffic,
     )  # fmt: skip
 
 
-def _end(cause: str, text: str, alert: str, victims: str = "all", fault: str = "") -> Drill:
-    return Drill(text=text, kind=cause, cause=cause, metric=_END % cause, alert=alert, victims=victims, fault=fault)
+def _end(cause: str, text: str, alert: str, book: str, victims: str = "all", fault: str = "") -> Drill:
+    runbook, _, section = book.partition("/")
+    return Drill(
+        text=text, kind=cause, cause=cause, metric=_END % cause, alert=alert, runbook=runbook, section=section,
+        victims=victims, fault=fault,
+    )  # fmt: skip
 
 
-def _quiet(metric: str, text: str, alert: str) -> Drill:
-    return Drill(text=text, kind="", cause="", metric=metric, alert=alert)
+def _quiet(metric: str, text: str, alert: str, book: str) -> Drill:
+    runbook, _, section = book.partition("/")
+    return Drill(text=text, kind="", cause="", metric=metric, alert=alert, runbook=runbook, section=section)
 
 
+_STUCK = "wedged_engine/why-was-it-stuck"
+_LARGE = "one-step-was-too-large"
 DRILLS: Final[Mapping[str, Drill]] = {
-    "capacity": _oom("capacity", "a byte cap below what a typical step takes", "capacity"),
-    "spike": _oom("activation_spike", "a byte cap, and one long prompt", "greedy", "long", "one"),
-    "logits": _oom("logits", "a byte cap, and log-probabilities of a prompt", "greedy", "echo", "one"),
-    "address_space": _oom("activation_spike", "RLIMIT_AS, and one long prompt", "address_space", "long", "one"),
-    "fragmentation": _oom(
-        "fragmentation", "a heap in pieces under RLIMIT_AS; restart the engine after it", "fragments", "long"
+    "capacity": _oom("capacity", "a byte cap below what a typical step takes", "too-small", "capacity"),
+    "spike": _oom("activation_spike", "a byte cap, and one long prompt", _LARGE, "greedy", "long", "one"),
+    "logits": _oom("logits", "a byte cap, and log-probabilities of a prompt", _LARGE, "greedy", "echo", "one"),
+    "address_space": _oom(
+        "activation_spike", "RLIMIT_AS, and one long prompt", _LARGE, "address_space", "long", "one"
     ),
-    "kv": _oom("kv_exhausted", "a byte cap that the KV cache grows into", "full_pool", "flood"),
-    "neighbour": _oom("neighbour", "another process grows under a shared limit", "neighbour"),
-    "leak": _oom("leak", "every step keeps a tensor", "leak"),
-    "wedge": _end("wedged", "a step hangs in C, for 1.5 deadlines", "InferdEngineWedged", "none", "stuck"),
-    "wedge_for_good": _end("wedged", "a step hangs in C and is not released", "InferdEngineWedged", "all", "stuck"),
-    "kill_engine": _end("killed", "SIGKILL to the engine", "InferdEngineRestarted"),
-    "kill_both": _end("killed", "SIGKILL to engine and daemon; the next start explains it", "InferdDown"),
-    "slow_client": _quiet("inferd_kv_fragmentation_ratio", "a client that does not read", "InferdKvPressure"),
-    "full_disk": _quiet(_LOST % "journal", "no file of the daemon may grow", "InferdDiskFull"),
-    "collector_down": _quiet(_LOST % "trace", "traces go to a dead address, from the start", "InferdTelemetryDropped"),
-}
+    "fragmentation": _oom(
+        "fragmentation", "a heap in pieces under RLIMIT_AS; restart the engine after it", "fragmentation", "fragments",
+        "long",
+    ),
+    "kv": _oom("kv_exhausted", "a byte cap that the KV cache grows into", "the-kv-cache-took-it", "full_pool", "flood"),
+    "neighbour": _oom("neighbour", "another process grows under a shared limit", "neighbours", "neighbour"),
+    "leak": _oom("leak", "every step keeps a tensor", "buy-time", "leak"),
+    "wedge": _end("wedged", "a step hangs in C, for 1.5 deadlines", "InferdEngineWedged", _STUCK, "none", "stuck"),
+    "wedge_for_good": _end(
+        "wedged", "a step hangs in C and is not released", "InferdEngineWedged", _STUCK, "all", "stuck"
+    ),
+    "kill_engine": _end(
+        "killed", "SIGKILL to the engine", "InferdEngineRestarted", "crash_loop/killed-from-outside"
+    ),
+    "kill_both": _end(
+        "killed", "SIGKILL to engine and daemon; the next start explains it", "InferdDown", "crash_loop/the-daemon-died"
+    ),
+    "slow_client": _quiet(
+        "inferd_kv_fragmentation_ratio", "a client that does not read", "InferdKvPressure",
+        "kv_pressure/clients-that-do-not-read",
+    ),
+    "full_disk": _quiet(_LOST % "journal", "no file of the daemon may grow", "InferdDiskFull", "disk_full/make-room"),
+    "collector_down": _quiet(
+        _LOST % "trace", "traces go to a dead address, from the start", "InferdTelemetryDropped", "telemetry_lost/trace"
+    ),
+}  # fmt: skip
 ALL: Final = "all"
 
 

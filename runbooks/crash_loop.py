@@ -9,12 +9,15 @@ from telemetry.events import EngineEnded, Finding
 _RECENT_SECONDS = 900.0
 _SILENT_SECONDS = 10.0  # without an event in the flight recorder: until then it is busy rather than stuck
 _LOOP = 3
+_LIVES = ("killed", "crash", "wedged")  # how a life may end that its successor explains; of memory oom tells
+_FRESH_SECONDS = 120.0  # for so long one death explains what followed from it
+_EXPLAINS = ("slow_start", "ttft_spike", "short_answers", "overload")
 # Deaths that another runbook explains better.
 _OTHERS = {"oom": "oom", "oom_killed": "oom", "wedged": "wedged_engine"}
 
 
 def check(evidence: Evidence) -> Finding | None:
-    return _daemon_died(evidence) or _engine_died(evidence)
+    return _daemon_died(evidence) or _engine_died(evidence) or _life_before(evidence)
 
 
 def _daemon_died(evidence: Evidence) -> Finding | None:
@@ -56,10 +59,34 @@ def _engine_died(evidence: Evidence) -> Finding | None:
         confidence=0.5 if set(causes) & set(_OTHERS) else 0.9,
         next_step=f"see what killed it: inferd doctor runbook crash_loop {_section(causes)}",
         section=_section(causes),
-        explains=() if len(deaths) < 2 else ("slow_start", "ttft_spike", "short_answers", "overload"),
+        explains=_EXPLAINS if len(deaths) > 1 or evidence.of(EngineEnded, _FRESH_SECONDS) else (),
         causes=", ".join(f"{cause} × {count}" for cause, count in causes.most_common()),
         last=deaths[-1].detail or deaths[-1].cause,
         requests_lost=str(victims),
+        kernel=_kernel(evidence),
+    )
+
+
+def _life_before(evidence: Evidence) -> Finding | None:
+    """This daemon is well, and has found that the one before it died; it wrote that one's post-mortem."""
+    both = [
+        each
+        for each in evidence.incidents(*_LIVES, within_seconds=_RECENT_SECONDS)
+        if each.end is not None and each.end.process in ("both", "daemon")
+    ]
+    if not both:
+        return None
+    return finding(
+        evidence,
+        "crash_loop",
+        "warning" if len(both) > 1 else "info",
+        f"the daemon died {'once' if len(both) == 1 else f'{len(both)} times'} in 15 minutes and was started again",
+        confidence=0.9,
+        next_step="inferd doctor runbook crash_loop the-daemon-died",
+        section="the-daemon-died",
+        causes=", ".join(each.cause for each in both),
+        last=both[-1].summary,
+        bundle=both[-1].bundle or "none",
         kernel=_kernel(evidence),
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from telemetry import events
 from telemetry.parts import Sample
 from telemetry.probe import Cgroup, HostMemory
@@ -127,6 +129,19 @@ class Evidence:
         entry = (self.settings or {}).get(name)
         value = entry.get("value") if isinstance(entry, Mapping) else None
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    def within(self, seconds: float) -> "Evidence":
+        """The same with nothing that happened longer ago, e.g. since a remedy. Windows that the daemon itself folded
+        (latencies, the time breakdown) stay as long as they are; of the history one older sample stays, to compare."""
+        since_ns = self.at_ns - int(seconds * 1e9)
+        older = [sample for sample in self.history if sample.at_ns < since_ns]
+        shot = msgspec.structs.replace(
+            self.snapshot,
+            steps=None if self.snapshot.steps is None else [s for s in self.snapshot.steps if s.at_ns >= since_ns],
+            history=None if self.snapshot.history is None else [*older[-1:], *self.history[len(older) :]],
+        )
+        past = tuple(dated for dated in self.past if dated.age_seconds <= seconds)
+        return replace(self, snapshot=shot, past=past)
 
     def without(self, *parts: str) -> "Evidence":
         """The same with these parts of the snapshot 'not reported'."""

@@ -4,18 +4,43 @@ from collections import Counter
 
 from runbooks.check import finding
 from runbooks.evidence import Evidence
-from telemetry.events import Finding
+from telemetry.events import Finding, StepReport
 
 _THRASH_RATIO = 0.05  # of the granted tokens repeat what preemption threw away
 _LEAST_PREEMPTIONS = 3
 _FULL_RATIO = 0.9
+_UNREAD_SECONDS = 5.0
+_LEAST_REPORTS = 5
+_HELD_RATIO = 0.5  # of the active blocks, from which on others soon feel it
 _WAITING_SHARE = 0.5  # of the reports: a pool that is full for a moment is well used
 
 
 def check(evidence: Evidence) -> Finding | None:
-    steps, kv = evidence.steps, evidence.snapshot.kv
-    if not steps:
+    steps = evidence.steps
+    return (_full(evidence, steps) or _unread(evidence, steps)) if steps else None
+
+
+def _unread(evidence: Evidence, steps: list[StepReport]) -> Finding | None:
+    """Blocks are held by requests whose clients do not read; a moment of that is nothing."""
+    newest = [step for step in steps if evidence.at_ns - step.at_ns <= _UNREAD_SECONDS * 1e9]
+    least = min((step.kv_stranded_blocks for step in newest), default=0)
+    if len(newest) < _LEAST_REPORTS or not least:
         return None
+    active = max(1, steps[-1].kv_active)
+    return finding(
+        evidence,
+        "kv_pressure",
+        "info" if least < _HELD_RATIO * active else "warning",
+        f"{least} blocks ({least / active:.0%} of those in use) are held by requests whose clients do not read",
+        confidence=0.85,
+        next_step="inferd doctor runbook kv_pressure clients-that-do-not-read",
+        section="clients-that-do-not-read",
+        held=f"{least} of {active} active blocks, in each of the last {len(newest)} reports",
+    )
+
+
+def _full(evidence: Evidence, steps: list[StepReport]) -> Finding | None:
+    kv = evidence.snapshot.kv
     lost = [each for step in steps for each in step.preemptions]
     recompute = sum(step.recompute_tokens for step in steps)
     granted = recompute + sum(step.prefill_tokens + step.decode_tokens + step.draft_tokens for step in steps)

@@ -13,21 +13,23 @@ _PARTS = 4  # of the history: the floor of each must be above that of the one be
 
 
 def check(evidence: Evidence) -> Finding | None:
-    incidents = evidence.incidents("leak_suspected")
+    ran_out = [each for each in evidence.incidents("oom") if each.cause == "leak"]
+    incidents = ran_out or evidence.incidents("leak_suspected")
     grown = _creeping(evidence)
     if grown is None and not incidents:
         return None
     what, floors = grown or ("unbooked memory", [])
+    section = "buy-time" if ran_out else "which-process"
     return finding(
         evidence,
         "memory_creep",
         "warning",
         f"{what} grows without a reason: {_mib(floors[-1] - floors[0])} so far"
         if floors
-        else f"a leak is suspected: {incidents[-1].summary}",
+        else f"a leak {'took all memory' if ran_out else 'is suspected'}: {incidents[-1].summary}",
         confidence=0.8 if incidents else 0.7,
-        next_step="inferd doctor runbook memory_creep which-process",
-        section="which-process",
+        next_step=f"inferd doctor runbook memory_creep {section}",
+        section=section,
         explains=("oom",),
         floor=" → ".join(map(_mib, floors)) or "not reported",
         over=f"{(evidence.history[-1].at_ns - evidence.history[0].at_ns) / 6e10:.0f} minutes"

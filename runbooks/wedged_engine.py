@@ -2,7 +2,7 @@
 
 from runbooks.check import finding
 from runbooks.evidence import Evidence
-from telemetry.events import Finding
+from telemetry.events import EngineEnded, Finding
 
 _EXPLAINS = ("ttft_spike", "slow_decode", "overload", "telemetry_lost", "low_throughput", "short_answers")
 _RECENT_SECONDS = 900.0
@@ -73,15 +73,17 @@ def _was_stuck(evidence: Evidence) -> Finding | None:
     recent = evidence.incidents("wedged", within_seconds=_RECENT_SECONDS)
     if not recent:
         return None
+    ended = [each for each in evidence.of(EngineEnded, _RECENT_SECONDS) if each.cause == "wedged"]
+    times = "once" if len(recent) == 1 else f"{len(recent)} times"
     return finding(
         evidence,
         "wedged_engine",
         "critical" if len(recent) > 1 else "warning",
-        f"the engine was stuck and was restarted ({len(recent)} times in 15 minutes)",
+        f"the engine was stuck {times} in 15 minutes, and {'was restarted' if ended else 'moves again by itself'}",
         confidence=0.9,
         next_step="read the bundle it left: inferd doctor runbook wedged_engine why-was-it-stuck",
         section="why-was-it-stuck",
-        explains=("crash_loop", "ttft_spike", "slow_decode", "short_answers"),
+        explains=("crash_loop", *_EXPLAINS),
         last=recent[-1].summary,
         bundle=recent[-1].bundle or "none",
     )
