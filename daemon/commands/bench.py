@@ -1,6 +1,6 @@
-"""`inferd bench`: measure a server from outside. `load` works against any OpenAI-compatible one.
+"""`inferd bench`: measure a server from outside, any OpenAI-compatible one; soak it, compare, switch features off.
 
-Owns the flags, the output and the exit code; daemon/load does the work. Enter at `command`.
+Owns the flags, the output and the exit code; daemon/load and daemon/lab do the work. Enter at `command`.
 """
 
 import json
@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from daemon.lab import features
 from daemon.load.scenarios import SCENARIOS, Lengths
 
 
@@ -23,9 +24,15 @@ class _LengthsType(click.ParamType[Lengths]):
             self.fail(str(reason), param, ctx)
 
 
+def _report_option(function: Any) -> Any:
+    return click.option(
+        "--report", default="", metavar="FILE.html", help="Also write a page with plots, and its JSON beside it."
+    )(function)
+
+
 @click.group()
 def command() -> None:
-    """Measure a server from outside."""
+    """Measure a server from outside, and prove what an optimisation does."""
 
 
 @command.command()
@@ -53,7 +60,7 @@ def command() -> None:
 @click.option(
     "--api-key-env", default="OPENAI_API_KEY", show_default=True, help="Environment variable with the API key."
 )
-@click.option("--report", default="", metavar="FILE.html", help="Also write a page with plots, and its JSON beside it.")
+@_report_option
 @click.option("--socket", default="", help="For the report: that inferd's control socket.  [default: by its port]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
@@ -82,3 +89,60 @@ def load(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     if report["interrupted"]:
         ctx.exit(130)
     ctx.exit(0 if report["requests"]["ok"] else 1)
+
+
+@command.command()
+@click.argument("model", default="smollm2")
+@click.option(
+    "--feature",
+    "chosen",
+    type=click.Choice(features.NAMES),
+    multiple=True,
+    help="Only this one; repeatable.  [default: all]",
+)
+@click.option("--alone/--no-alone", default=True, show_default=True, help="Also each feature with all others off.")
+@click.option("--requests", type=click.IntRange(2), default=48, show_default=True, help="Requests of one run.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=12, show_default=True, help="Requests under way at once."
+)
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each side, interleaved.")
+@click.option("--longest", type=click.IntRange(64), default=2048, show_default=True, help="Longest context, in tokens.")
+@click.option("--rows", type=click.IntRange(1), default=16, show_default=True, help="Sequences that run at once.")
+@click.option("--memory-limit", default="", metavar="SIZE", help="For each daemon, e.g. 1200MiB.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests.")
+@_report_option
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def ablate(chosen: tuple[str, ...], report: str, as_json: bool, **flags: Any) -> None:
+    """What is each optimisation worth? Off alone, on alone, and against all on.
+
+    Starts a daemon of MODEL for every run, with one feature switched off (or all others), sends each the same seeded
+    load, and repeats that in turns. Says how throughput, latencies and memory change, with 95 % intervals; what is not
+    significant is marked. Needs a quiet machine, and for every run about a start and the load's time.
+    """
+    from daemon.lab import record, shelf
+    from daemon.lab.ablate import Ablation, ablated, render
+
+    if report:
+        shelf.check(report)
+    found = ablated(Ablation(features=chosen, **flags))
+    if report:
+        shelf.keep(report, found)
+    click.echo(record.encode(found) if as_json else render(found))
+
+
+@command.command()
+@click.argument("before", type=click.Path(dir_okay=False), metavar="A.json")
+@click.argument("after", type=click.Path(dir_okay=False), metavar="B.json")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def compare(before: str, after: str, as_json: bool) -> None:
+    """What changed from report A to report B, which figures differ, and is it noise?
+
+    Both are the .json of a --report. With repetitions a difference has a 95 % interval; without, that is said.
+    """
+    from pathlib import Path
+
+    from daemon.lab import record
+    from daemon.lab.compare import compared, render
+
+    found = compared(record.load(Path(before)), record.load(Path(after)))
+    click.echo(json.dumps(found, indent=2) if as_json else render(found))

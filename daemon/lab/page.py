@@ -49,7 +49,7 @@ def page(report: Report) -> str:
     """The whole page."""
     parts = [f"<h1>{escape(report.title)}</h1>", f'<p class="about">{escape(_about(report))}</p>', _verdicts(report)]
     parts += _effects(report)
-    if len(report.runs) <= panels.MOST_WHOLE_RUNS:
+    if report.kind != "ablation" and len(report.runs) <= panels.MOST_WHOLE_RUNS:
         for run in report.runs:
             parts += [f"<h2>{escape(_name(report, run))}</h2>", *_notes(run.notes), _plots(panels.of_run(run))]
     else:

@@ -133,6 +133,11 @@ class Report(Part, frozen=True, kw_only=True):
         return [run.figures[figure] for run in self.of(side) if figure in run.figures]
 
 
+def changed(report: Report, **changes: Any) -> Report:
+    """A copy with other values."""
+    return msgspec.structs.replace(report, **changes)
+
+
 def machine() -> dict[str, Any]:
     """The facts of this machine that figures depend on; no name, no address."""
     memory = probe.host_memory()
