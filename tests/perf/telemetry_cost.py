@@ -35,8 +35,8 @@ PROMISE = (
 SEED = 11
 ROWS = 256
 STREAMS = 8
-ROUNDS, TOKENS = 40, 24
-BUDGET_S = 120.0  # for the rounds: a slow machine makes fewer, and its interval is wider
+ROUNDS, TOKENS = 40, 64
+BUDGET_S = 180.0  # for the rounds: a slow machine makes fewer, and its interval is wider
 
 
 def _small() -> events.Event:
