@@ -11,6 +11,8 @@ import click
 from daemon.lab import features
 from daemon.load.scenarios import SCENARIOS, Lengths
 
+_PHASES = ("short", "long", "mixed")  # daemon.lab.soak.PHASES; named here so that --help loads nothing
+
 
 class _LengthsType(click.ParamType[Lengths]):
     """`N` or `LOW:HIGH` tokens."""
@@ -89,6 +91,47 @@ def load(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     if report["interrupted"]:
         ctx.exit(130)
     ctx.exit(0 if report["requests"]["ok"] else 1)
+
+
+@command.command()
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Base URL, with or without /v1.")
+@click.option("--socket", default="", help="Its control socket.  [default: of the inferd that runs here]")
+@click.option("--model", default="", help="Model to ask for.  [default: the first one the server lists]")
+@click.option(
+    "--phase", "phases", type=click.Choice(_PHASES), multiple=True, help="Only this one; repeatable.  [default: all]"
+)
+@click.option(
+    "--phase-seconds",
+    type=click.FloatRange(1),
+    default=1800.0,
+    show_default=True,
+    help="How long each is held, after the climb.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests.")
+@click.option("--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds of one request.")
+@click.option(
+    "--api-key-env", default="OPENAI_API_KEY", show_default=True, help="Environment variable with the API key."
+)
+@_report_option
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.pass_context
+def soak(ctx: click.Context, /, phases: tuple[str, ...], report: str, as_json: bool, **flags: Any) -> None:
+    """Does a running inferd stay as it is? Short prompts at high concurrency, long ones at medium, then a mixture.
+
+    Each phase is driven until memory in use reaches the 70 % watermark (or it says why it cannot), then held. Judged by
+    slopes, not averages: memory of every owner, time to first token, gaps, queue, throughput. Exit code 0 steady,
+    1 something drifts or fails, 3 too short to be judged. Ctrl-C ends it with its report.
+    """
+    from daemon.lab import record, shelf
+    from daemon.lab.soak import Soak, exit_code, render, soaked
+
+    if report:
+        shelf.check(report)
+    found, interrupted = soaked(Soak(phases=phases or _PHASES, **flags))
+    if report:
+        shelf.keep(report, found)
+    click.echo(record.encode(found) if as_json else render(found))
+    ctx.exit(130 if interrupted else exit_code(found))
 
 
 @command.command()

@@ -27,6 +27,7 @@ class Watch:
     clock that the daemon stamps its events with."""
 
     def __init__(self, endpoint: Endpoint | None, every_s: float = 1.0, why_not: str = "") -> None:
+        self.endpoint = endpoint
         self._client = Client(endpoint) if endpoint else None
         self.why_not = why_not
         self._every_s = every_s
@@ -154,7 +155,7 @@ class Watch:
         }
 
 
-def beside(url: str, socket: str = "") -> Watch:
+def beside(url: str, socket: str = "", every_s: float = 1.0) -> Watch:
     """A watch of the inferd that serves `url`: the one at `socket`, else the one that runs here, if its port is that of
     the URL. One that watches nothing, and says why, where there is none."""
     try:
@@ -165,4 +166,4 @@ def beside(url: str, socket: str = "") -> Watch:
     port = config.get("port", {}).get("value")
     if not socket and port != urllib.parse.urlsplit(url).port:
         return Watch(None, why_not=f"no figures from the server's side: {url} is not the inferd at {endpoint}")
-    return Watch(endpoint)
+    return Watch(endpoint, every_s)
