@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DoesNotFit
-from engine.kv.layout import DTYPE_BYTES, block_bytes, blocks_for
+from engine.kv.layout import DTYPE_BYTES, block_bytes, blocks_for, rope_bytes, rows_bytes
 from engine.machine import MachineFacts
 from engine.manifest import Manifest
 
@@ -120,6 +120,7 @@ class _Fit:
     step_tokens: int
     context: int  # 0 = not even one block
     activation_bytes: int  # at that context
+    workspace_bytes: int
     limit_bytes: int
     limit_reason: str
     kv_blocks: int
@@ -204,10 +205,12 @@ def _shapes(config: EngineConfig, device: str) -> list[tuple[int, int]]:
 def _fit(config: EngineConfig, manifest: Manifest, machine: MachineFacts, rows: int, tokens: int) -> _Fit:
     per_block = block_bytes(manifest.spec, config.block_size, machine.dtype)
     longest = config.max_model_len or manifest.spec.max_position
-    fixed = machine.runtime_bytes + machine.weights_bytes + machine.workspace_bytes
+    always = machine.runtime_bytes + machine.weights_bytes
 
     def at(context: int) -> _Fit:
         activation = machine.activation.peak(tokens, rows, context)
+        workspace = _workspace(config, manifest, machine, rows, context)
+        fixed = always + workspace
         limit, reason = _limit(config, machine, fixed + activation)
         blocks = max(0, int(limit * (1 - _HEADROOM)) - fixed - activation) // per_block
         return _Fit(
@@ -215,6 +218,7 @@ def _fit(config: EngineConfig, manifest: Manifest, machine: MachineFacts, rows: 
             step_tokens=tokens,
             context=context,
             activation_bytes=activation,
+            workspace_bytes=workspace,
             limit_bytes=limit,
             limit_reason=reason,
             kv_blocks=min(blocks, rows * blocks_for(longest, config.block_size)),
@@ -226,6 +230,12 @@ def _fit(config: EngineConfig, manifest: Manifest, machine: MachineFacts, rows: 
         middle = (low + high + 1) // 2
         low, high = (middle, high) if at(middle * config.block_size).kv_blocks >= middle else (low, middle - 1)
     return at(min(low * config.block_size, longest))
+
+
+def _workspace(config: EngineConfig, manifest: Manifest, machine: MachineFacts, rows: int, context: int) -> int:
+    """What the runner holds as long as it lives."""
+    tables = rows_bytes(rows, context, config.block_size) + rope_bytes(manifest.spec, context, machine.dtype)
+    return machine.workspace_bytes + tables
 
 
 def _limit(config: EngineConfig, machine: MachineFacts, planned_bytes: int) -> tuple[int, str]:
@@ -251,7 +261,7 @@ def _limit(config: EngineConfig, machine: MachineFacts, planned_bytes: int) -> t
 def _does_not_fit(config: EngineConfig, manifest: Manifest, machine: MachineFacts, fit: _Fit) -> DoesNotFit:
     """How much is missing, and what of it the operator can change: what was asked for is never lowered on its own."""
     context = config.max_model_len or config.block_size
-    needed = machine.runtime_bytes + machine.weights_bytes + machine.workspace_bytes
+    needed = machine.runtime_bytes + machine.weights_bytes + _workspace(config, manifest, machine, fit.rows, context)
     needed += machine.activation.peak(fit.step_tokens, fit.rows, context)
     needed += block_bytes(manifest.spec, config.block_size, machine.dtype) * blocks_for(context, config.block_size)
     least_mib = int(needed / (1 - _HEADROOM) / (1 << 20)) + 1
@@ -288,7 +298,7 @@ def _settle(
         memory_limit_bytes=fit.limit_bytes,
         weights_bytes=machine.weights_bytes,
         kv_block_bytes=block_bytes(spec, config.block_size, machine.dtype),
-        workspace_bytes=machine.workspace_bytes,
+        workspace_bytes=fit.workspace_bytes,
         activation_bytes=fit.activation_bytes,
         runtime_bytes=machine.runtime_bytes,
         context_doubling=spec.context_doubling,
@@ -343,7 +353,7 @@ def _reasons(
         "memory_limit_bytes": fit.limit_reason,
         "weights_bytes": f"{manifest.parameters / 1e6:.0f} M parameters {_kept(manifest, machine)}",
         "kv_block_bytes": f"{config.block_size} tokens x {manifest.spec.num_layers} layers x keys and values",
-        "workspace_bytes": "buffers that live as long as the engine",
+        "workspace_bytes": f"tokens and block tables of {fit.rows} rows, and the table of positions",
         "activation_bytes": f"the largest step: {fit.shape}, logits and prompt log-probabilities included",
         "runtime_bytes": "interpreter and libraries of the engine, and the daemon",
         "context_doubling": "tokens of context at which attention costs as much as the weights: prefill chunks shrink",

@@ -27,6 +27,7 @@ from telemetry.events import EngineStatus, Event, LimitsView
 
 _HEARTBEAT_NS = 1_000_000_000
 _LINGER_MS = 1000
+_MAPPINGS = 32  # of a memory account
 
 
 class Link:
@@ -222,7 +223,10 @@ class Server:
             case "planted":
                 return self._faults.planted if self._faults is not None else None
             case "memory":
-                return {"rss_bytes": probe.resident_bytes() or 0}
+                return {
+                    "mappings": probe.largest_mappings(_MAPPINGS),
+                    "segments": probe.cuda_segments(_MAPPINGS),
+                }
         return None
 
     def _act(self, action: str) -> object:

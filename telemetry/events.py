@@ -129,7 +129,7 @@ class StepReport(Event, frozen=True, kw_only=True):
     gaps_us: bytes = b""  # uint32 little-endian: inter-token gap of each row that got a token after its first
     longest_gap_us: int = 0  # the largest of them, and whose it is
     longest_gap_of: str = ""
-    memory_peak_bytes: int = 0
+    memory_peak_bytes: int = 0  # at its peak, beside what outlives it; 0 = was not measured, as most are not
     bound: str = ""  # compute | bandwidth | overhead; empty = not known
 
 

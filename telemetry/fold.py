@@ -174,6 +174,8 @@ class Fold:
     def _step(self, report: events.StepReport) -> None:
         state, times = self._state, max(1, report.merged)
         state.steps.append(report)
+        if report.memory_peak_bytes:
+            state.peaks_bytes.append(report.memory_peak_bytes)
         for phase, histogram in state.phases.items():
             spent_ns = getattr(report, f"{phase}_ns")
             histogram.add(spent_ns / times / _SECOND, times=times)

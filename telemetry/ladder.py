@@ -3,8 +3,9 @@
 Owns the arithmetic between what the processes report as booked and measured (or, until one reports, the plan made at
 start), the KV pool's use and the limit. It must not measure anything. Enter at `ladder`.
 
-Two owners count by what is promised to them and not by the pages that exist now, since nobody else may have it: the KV
-pool, whole, and the activations of the largest legal step. On a host, `runtime` is what the engine held before the
+The KV pool counts whole, by what is promised to it and not by the pages that exist now, since nobody else may have it.
+Activations are the largest measured peak of the last steps, and until one was measured what the plan keeps for the
+largest legal step. On a host, `runtime` is what the engine held before the
 first booking, its libraries' file pages, and all of the daemon. `neighbours` is that part of the limit which is neither
 ours nor to be had any more, because others hold it.
 """
@@ -54,7 +55,9 @@ def ladder(state: State) -> Ladder | None:
     resolved: dict[str, Any] = started.resolved if started else {}
     if report is not None:
         device, source, limit = report.device, "ledger", report.limit_bytes
-        owners = _measured(report, state.memory.get("daemon"), resolved)
+        owners = _measured(report, state.memory.get("daemon"))
+        peak = max(state.peaks_bytes, default=0) or resolved.get("activation_bytes", 0)
+        owners["activations"] = max(peak, owners.get("activations", 0))
     elif started is not None and state.ended is None and "weights_bytes" in resolved:
         device, source, limit = str(resolved.get("device", "")), "plan", resolved.get("memory_limit_bytes", 0)
         owners = {owner: resolved[field] for owner, field in _PLANNED.items() if field in resolved}
@@ -73,12 +76,11 @@ def fragmentation(measured: dict[str, int]) -> float | None:
     return (free - min(free, measured.get("allocator_largest_free", 0))) / reserved if reserved else None
 
 
-def _measured(report: MemoryReport, daemon: MemoryReport | None, resolved: dict[str, Any]) -> dict[str, int]:
+def _measured(report: MemoryReport, daemon: MemoryReport | None) -> dict[str, int]:
     """Owners by the engine's report; the daemon's counts if it lives on the same device."""
     measured = report.measured
     owners = {owner: amount for owner, amount in report.booked.items() if owner in OWNERS}
     owners |= {gap: measured[gap] for gap in ("unbooked", "allocator_cache") if gap in measured}
-    owners["activations"] = max(resolved.get("activation_bytes", 0), owners.get("activations", 0))
     beside = daemon.measured if daemon is not None and daemon.device == report.device else {}
     files = measured.get("file", 0) - measured.get("weights_mapped", 0) if report.device == "cpu" else 0
     owners["runtime"] = owners.get("runtime", 0) + files + _resident(beside)

@@ -5,8 +5,10 @@ value (None), because it is the truth on many machines. Enter at any of the func
 """
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path("/")
 # cgroup v1 writes 'no limit' as the largest page-aligned number, which depends on the page size.
@@ -68,6 +70,17 @@ def resident(pid: int | None = None, root: Path = ROOT) -> Resident | None:
         return None
 
 
+def high_water_bytes(*, reset: bool = False, root: Path = ROOT) -> int | None:
+    """The most that our process had resident since the mark was last set back. `reset` sets it back to what is resident
+    now, and that is returned; None where the kernel does neither."""
+    if reset:
+        try:
+            (_proc(None, root) / "clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            return None
+    return _keyed(_read(_proc(None, root) / "status"), unit=1024).get("VmHWM")
+
+
 def maps_files_under(directory: Path, pid: int | None = None, root: Path = ROOT) -> bool:
     """Whether a process maps any file under `directory`: cheap beside `mapping_bytes`."""
     return f" {directory}/" in (_read(_proc(pid, root) / "maps") or "")
@@ -86,6 +99,38 @@ def mapping_bytes(name: str, pid: int | None = None, root: Path = ROOT) -> int |
         elif inside and line.startswith("Rss:"):
             found = (found or 0) + int(line.split()[1]) * 1024
     return found
+
+
+def largest_mappings(most: int, pid: int | None = None, root: Path = ROOT) -> dict[str, int]:
+    """Resident bytes of a process's mappings by name, summed, the `most` largest; nameless ones are '[anon]'. Reads
+    smaps, which takes milliseconds: for somebody who asks, not for a beat."""
+    found: dict[str, int] = {}
+    name = ""
+    for line in (_read(_proc(pid, root) / "smaps") or "").splitlines():
+        head = line.split(maxsplit=5)
+        if head and "-" in head[0] and not head[0].endswith(":"):
+            name = head[5] if len(head) == 6 else "[anon]"
+        elif line.startswith("Rss:"):
+            found[name] = found.get(name, 0) + int(line.split()[1]) * 1024
+    largest = sorted(found.items(), key=lambda item: -item[1])[:most]
+    return {name: size for name, size in largest if size}
+
+
+def cuda_segments(most: int) -> list[dict[str, Any]] | None:
+    """Torch's own snapshot of its CUDA allocator: the `most` largest segments with their blocks. None in a process
+    that has not used CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    kept = ("device", "total_size", "allocated_size", "active_size", "segment_type")
+    segments = sorted(torch.cuda.memory_snapshot(), key=lambda segment: -segment["total_size"])[:most]
+    return [
+        {
+            **{name: segment[name] for name in kept if name in segment},
+            "blocks": [{"size": block["size"], "state": block["state"]} for block in segment["blocks"]],
+        }
+        for segment in segments
+    ]
 
 
 def cpu_seconds(pid: int | None = None, root: Path = ROOT) -> float | None:

@@ -73,6 +73,7 @@ class Views:
     engine_why: str | None = None
     live_requests: Iterable[Mapping[str, Any]] | None = None  # keys of events.RequestView; others are ignored
     block_map: bytes | None = None
+    engine_memory: Mapping[str, Any] | None = None  # its answer to 'memory': for an account of it
     latency_seconds: int = 0  # of how long latencies and rates are; 0 = the fold's whole window
     daemon_resident_bytes: int | None = None
     daemon_sizes: Mapping[str, int] = field(default_factory=dict)

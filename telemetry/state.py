@@ -93,6 +93,7 @@ class State:
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(buckets.VLLM_ITERATION_TOKENS))
     bound: dict[str, int] = field(default_factory=lambda: zeros(events.STEP_BOUNDS))
     steps: deque[events.StepReport] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    peaks_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))  # of measured steps
     queue: Queue = field(default_factory=Queue)
 
     # KV

@@ -19,6 +19,7 @@ from daemon.port import EnginePort
 from daemon.tuning import TunerOrder
 from engine.errors import ConfigError, EngineFault
 from runbooks import check as runbooks
+from telemetry import account as accounts
 from telemetry import feed as feeds
 from telemetry import snapshot as snapshots
 from telemetry.bundle import Folder
@@ -84,7 +85,6 @@ class Control:
     def routes(self) -> list[web.RouteDef]:
         base = "/inferd/v1"
         guarded = self._guarded
-        later = self._later
         return [
             web.get(f"{base}/snapshot", guarded(self.snapshot)),
             web.get(f"{base}/events", guarded(self.events)),
@@ -101,7 +101,7 @@ class Control:
             web.post(f"{base}/tuner", guarded(self.tuner)),
             web.post(f"{base}/cache/reset", guarded(self.reset_cache)),
             *([web.post(f"{base}/drill/{{name}}", guarded(self.drill))] if self._desk.drill else []),
-            web.post(f"{base}/memory/snapshot", guarded(later("memory snapshots"))),
+            web.post(f"{base}/memory/snapshot", guarded(self.memory)),
             web.post(f"{base}/trace-level", guarded(self.trace_level)),
         ]
 
@@ -121,14 +121,15 @@ class Control:
         return web.Response(body=snapshots.encode(snapshot), content_type="application/json")
 
     async def _with_engine(self, views: snapshots.Views, wanted: list[str]) -> snapshots.Views:
-        """Add what only the engine knows, if it is asked for and answers in time; else it stays 'not reported'. Both
+        """Add what only the engine knows, if it is asked for and answers in time; else it stays 'not reported'. All
         are asked at once: a wedged engine costs one time limit."""
         found = dict(zip(wanted, await asyncio.gather(*map(self._engine_part, wanted)), strict=True))
-        live, blocks = found.get("requests"), found.get("blocks")
+        live, blocks, memory = found.get("requests"), found.get("blocks"), found.get("memory")
         return replace(
             views,
             live_requests=live if isinstance(live, list) else None,
             block_map=blocks if isinstance(blocks, bytes) else None,
+            engine_memory=memory if isinstance(memory, dict) else None,
         )
 
     async def _engine_part(self, part: str) -> Any | None:
@@ -258,15 +259,13 @@ class Control:
         started = await self._on_api(self._desk.drill(request.match_info["name"], int(body.get("amount") or 0)))
         return _json(started)
 
+    async def memory(self, _: web.Request) -> web.Response:
+        """Everything about memory at this instant: who has how much of it, down to blocks, choices and mappings."""
+        views = await self._with_engine(self._desk.views(), ["requests", "blocks", "memory"])
+        made = accounts.account(snapshots.build(self._desk.fold, accounts.PARTS, views), views.engine_memory)
+        return web.Response(body=accounts.encode(made), content_type="application/json")
+
     # -- how
-
-    def _later(self, what: str) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:
-        """A route whose owner does not exist yet says so."""
-
-        async def handler(_: web.Request) -> web.StreamResponse:
-            raise ApiError(501, f"{what}: not served by this version", code="not_implemented")
-
-        return handler
 
     def _guarded(
         self, handler: Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]

@@ -97,6 +97,11 @@ class FaultyMeter:
     def step(self) -> AbstractContextManager[object]:
         return self._fault.step()
 
+    @property
+    def peak_bytes(self) -> int:
+        """Not measured: what faults do to a step's memory is not the step's."""
+        return 0
+
     def readings(self) -> _Readings:
         return self._fault.readings() or self._fault.amended(self._real.readings())
 

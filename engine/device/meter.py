@@ -15,7 +15,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,7 @@ import torch
 
 from engine.errors import MemoryReading
 from telemetry import probe
-from telemetry.residency import resident_in
+from telemetry.residency import heap, resident_in
 
 _REST = 500  # a measurement may cost one part in so many of the time
 _LEAST_REST_NS = 200_000_000
@@ -39,6 +39,10 @@ class Meter(Protocol):
     def step(self) -> AbstractContextManager[object]:
         """Around everything that a step allocates."""
 
+    @property
+    def peak_bytes(self) -> int:
+        """What the step before had at its peak beside what outlives it; 0 if that one was not measured."""
+
     def readings(self) -> tuple[MemoryReading, MemoryReading, MemoryReading]:
         """When serving began, at the last quiet moment, and now."""
 
@@ -52,6 +56,7 @@ class _Sampled:
         self._first: MemoryReading | None = None
         self._before: MemoryReading | None = None
         self._not_before_ns = 0
+        self.peak_bytes = 0
 
     def before_step(self) -> None:
         begun_ns = self._clock()
@@ -76,6 +81,28 @@ class HostMeter(_Sampled):
     def __init__(self, pool: tuple[int, int], clock: Callable[[], int] = time.monotonic_ns) -> None:
         super().__init__(self._reading, clock)
         self._pool = pool
+        self._peak_not_before_ns = 0
+
+    def step(self) -> AbstractContextManager[object]:
+        """One step in many is measured: by the process's high-water mark, which is set back before it."""
+        self.peak_bytes = 0
+        return self._measured() if self._clock() >= self._peak_not_before_ns else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        """An upper bound: all that the allocator had free before counts as used, and so do pages of files that came."""
+        begun_ns = self._clock()
+        pool_bytes, free = resident_in(*self._pool) or 0, heap()
+        before_bytes = probe.high_water_bytes(reset=True)
+        took_ns = self._clock() - begun_ns
+        yield
+        done_ns = self._clock()
+        peak_bytes = probe.high_water_bytes()
+        if before_bytes is not None and peak_bytes is not None:
+            grown_bytes = peak_bytes - before_bytes - ((resident_in(*self._pool) or 0) - pool_bytes)
+            self.peak_bytes = max(0, grown_bytes + (free.free_bytes if free else 0))
+        took_ns += self._clock() - done_ns
+        self._peak_not_before_ns = begun_ns + max(_LEAST_REST_NS, _REST * took_ns)
 
     def _reading(self, fully: bool) -> MemoryReading:
         kv = resident_in(*self._pool) or 0
@@ -102,6 +129,17 @@ class CudaMeter(_Sampled):
     def __init__(self, device: torch.device, clock: Callable[[], int] = time.monotonic_ns) -> None:
         super().__init__(self._reading, clock)
         self._device = device
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        held_bytes = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        yield
+        self.peak_bytes = max(0, torch.cuda.max_memory_allocated(self._device) - held_bytes)
+
+    def step(self) -> AbstractContextManager[object]:
+        """The allocator counts anyway: every step is measured."""
+        return self._measured()
 
     def _reading(self, fully: bool) -> MemoryReading:
         free, total = torch.cuda.mem_get_info(self._device)

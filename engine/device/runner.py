@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -65,6 +66,8 @@ class TorchRunner:
                 self._sampler.begin(init)
             self._rows.apply(plan)
             self._done.append(self._run(plan) if plan.slices else StepResult(step=plan.step, tokens=()))
+        if self._meter.peak_bytes and plan.slices:
+            self._done[-1] = replace(self._done[-1], memory_peak_bytes=self._meter.peak_bytes)
 
     def collect(self) -> StepResult:
         """See engine.plan.Runner."""
@@ -126,7 +129,6 @@ class TorchRunner:
             prompt_logprobs=prompt_logprobs,
             forward_ns=forward_ns - begun_ns,
             sample_ns=self._clock() - forward_ns,
-            memory_peak_bytes=_peak_bytes(hidden.device),
         )
 
     def _sample(
@@ -222,9 +224,3 @@ def _clock(device: torch.device) -> Callable[[], int]:
         return time.monotonic_ns()
 
     return synchronised
-
-
-def _peak_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0  # torch's CPU allocator keeps no such figure: the ledger measures the process instead
-    return torch.cuda.max_memory_allocated(device)

@@ -13,3 +13,13 @@ def block_bytes(spec: ModelSpec, block_size: int, kv_dtype: str) -> int:
 def blocks_for(tokens: int, block_size: int) -> int:
     """Blocks that `tokens` positions need."""
     return -(-tokens // block_size)
+
+
+def rows_bytes(rows: int, context: int, block_size: int) -> int:
+    """Tokens and block tables of the device's rows: engine/device/rows.py."""
+    return rows * 8 * (context + 1 + blocks_for(context + 1, block_size))
+
+
+def rope_bytes(spec: ModelSpec, context: int, dtype: str) -> int:
+    """Cosine and sine of every position: engine/layers/rotary.py."""
+    return 2 * (context + 1) * spec.head_dim * DTYPE_BYTES[dtype]

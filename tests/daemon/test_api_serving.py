@@ -96,6 +96,7 @@ async def test_control_answers_while_the_api_loop_is_blocked(tmp_path: Path) -> 
             begin = time.monotonic()
             found[name] = client.get(name)
             found[name + " s"] = time.monotonic() - begin
+        found["account"] = client.post("/inferd/v1/memory/snapshot")
         try:
             client.post("/inferd/v1/drain")
         except ClientError as error:
@@ -110,6 +111,8 @@ async def test_control_answers_while_the_api_loop_is_blocked(tmp_path: Path) -> 
         assert b"inferd_requests" in found["/metrics"]
         assert snapshots.decode(found["/inferd/v1/snapshot"]).state is not None
         assert snapshots.decode(found["/inferd/v1/snapshot?include=kv,requests"]).requests is not None
+        assert found["account"]["memory"]["daemon_resident_bytes"] > 0
+        assert found["account"]["mappings"] is None, "the engine could not be asked"
         assert found["/health/live s"] < 2
         assert "loop does not answer" in found["drain"]
 

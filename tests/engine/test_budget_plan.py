@@ -191,3 +191,10 @@ def test_the_head_of_tied_embeddings_is_counted_where_it_is_prepacked(monkeypatc
     assert weights(tied=True) < weights(tied=False)  # packed, one copy is both
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert weights(tied=True) - weights(tied=False) == SPEC.vocab_size * SPEC.hidden_size * 4
+
+
+def test_the_plan_counts_the_rows_and_the_table_of_positions() -> None:
+    resolved, _ = plan(max_model_len=512, max_num_seqs=4)
+    rows, rope = 4 * 8 * (513 + 33), 2 * 513 * SPEC.head_dim * 4
+    assert resolved.workspace_bytes == rows + rope
+    assert "rows" in resolved.reasons["workspace_bytes"]

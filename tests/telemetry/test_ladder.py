@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from telemetry import events
 from telemetry.fold import Fold
 from telemetry.ladder import IN_USE, OWNERS, Ladder, fragmentation, ladder
@@ -116,6 +118,17 @@ def test_gaps_have_names_and_the_daemon_is_runtime() -> None:
     assert owners["activations"] == 500, "promised to the largest step"
     assert owners["kv_active"] + owners["kv_cached"] + owners["kv_free"] == 3_000, "promised to the pool"
     assert found.used_bytes == 4_000 + 100 + 500 + 1_400 + 100 + 1_000
+
+
+def test_activations_are_the_largest_peak_that_was_measured_of_the_last_steps() -> None:
+    steps = [msgspec.structs.replace(STEP, memory_peak_bytes=peak) for peak in (120, 0, 90)]
+    found = known(*steps, host(), DAEMON)
+    assert found is not None
+    assert found.owners["activations"] == 120, "not the 500 that the plan keeps"
+    assert sum(found.owners.values()) == found.limit_bytes
+    few = known(msgspec.structs.replace(STEP, memory_peak_bytes=7), host(), DAEMON)
+    assert few is not None
+    assert few.owners["activations"] == 20, "what the allocator keeps for the next step is theirs all the same"
 
 
 def test_neighbours_are_what_of_the_limit_others_hold() -> None:  # case 4

@@ -1,7 +1,9 @@
 """The probe reads /proc and cgroups of any kind under any root, and 'not available' is a value."""
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,3 +118,33 @@ def test_cpu_time_is_read_past_any_process_name(tmp_path: Path) -> None:
     tree(tmp_path, {"proc/9/stat": f"9 (a) b (c) {' '.join(fields)}"})
     assert probe.cpu_seconds(9, tmp_path) == 300 / os.sysconf("SC_CLK_TCK")
     assert (probe.cpu_seconds() or 0) > 0
+
+
+def test_mappings_are_summed_by_name_and_the_largest_come_first(tmp_path: Path) -> None:
+    smaps = (
+        "7f00-7f10 rw-p 00000000 00:00 0 \nSize: 64 kB\nRss: 40 kB\n"
+        "7f20-7f30 r--p 00000000 08:01 7 /lib/a b.so\nRss: 8 kB\n"
+        "7f40-7f50 r-xp 00001000 08:01 7 /lib/a b.so\nRss: 16 kB\n"
+        "7f60-7f70 rw-p 00000000 00:00 0 [heap]\nRss: 0 kB\n"
+    )
+    root = tree(tmp_path, {"proc/self/smaps": smaps})
+    assert list(probe.largest_mappings(5, root=root).items()) == [("[anon]", 40 << 10), ("/lib/a b.so", 24 << 10)]
+    assert probe.largest_mappings(1, root=root) == {"[anon]": 40 << 10}
+    assert probe.largest_mappings(5, root=tmp_path / "none") == {}
+
+
+def test_a_high_water_mark_that_the_kernel_does_not_set_back_is_not_known(tmp_path: Path) -> None:
+    assert probe.high_water_bytes(reset=True, root=tmp_path) is None
+    assert probe.high_water_bytes(root=tmp_path) is None
+
+
+def test_torchs_own_segments_are_reported_by_a_process_that_uses_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe.cuda_segments(4) is None
+    block = {"size": 512, "state": "inactive", "address": 7, "frames": []}
+    segments = [{"device": 0, "total_size": size, "segment_type": "large", "blocks": [block]} for size in (1, 9, 5)]
+    cuda = SimpleNamespace(is_initialized=lambda: True, memory_snapshot=lambda: segments)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    found = probe.cuda_segments(2)
+    assert found is not None
+    assert [segment["total_size"] for segment in found] == [9, 5]
+    assert found[0]["blocks"] == [{"size": 512, "state": "inactive"}]

@@ -2,8 +2,10 @@
 
 import struct
 
+import msgspec
 import pytest
 
+from telemetry import account as accounts
 from telemetry import events, snapshot
 from telemetry.fold import Fold
 from telemetry.snapshot import PARTS, Snapshot, Views, build
@@ -135,3 +137,29 @@ def test_an_ended_engine_says_why() -> None:
     state = build(fold, ["state"]).state
     assert state is not None
     assert (state.engine, state.engine_why, state.engine_pid, state.daemon) == ("killed", "signal 9", None, "ready")
+
+
+def test_an_account_of_memory_names_the_largest_and_says_null_of_what_nobody_reports() -> None:
+    live = [{"request_id": name, "state": "running", "blocks": held} for name, held in (("a", 2), ("b", 9), ("c", 0))]
+    report = events.MemoryReport(
+        at_ns=1,
+        process="engine",
+        device="cpu",
+        booked={"weights": 50, "runtime": 70},
+        measured={"allocator_reserved": 100, "allocator_free": 40, "allocator_largest_free": 10},
+        limit_bytes=1000,
+    )
+    fold = Fold("m")
+    fold.take([report])
+    told = {"mappings": {"[heap]": 5, "/a.so": 9}, "segments": None}
+    views = snapshot.Views(live_requests=live, block_map=b"\x00\x02", engine_memory=told)
+    made = accounts.account(snapshot.build(fold, accounts.PARTS, views), views.engine_memory)
+    assert made.owners is not None
+    assert made.owners[:2] == [("headroom", 880), ("runtime", 70)]
+    assert made.allocator is not None
+    assert made.allocator.fragmentation_ratio == 0.3
+    assert [holder.request_id for holder in made.holders or []] == ["b", "a"]
+    assert list(made.mappings or {}) == ["/a.so", "[heap]"]
+    assert msgspec.json.decode(accounts.encode(made))["kv"]["block_map"] == "AAI="
+    alone = accounts.account(snapshot.build(fold, accounts.PARTS), None)
+    assert (alone.holders, alone.mappings, alone.segments) == (None, None, None)

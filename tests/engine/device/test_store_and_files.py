@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.device.meter import HostMeter
 from engine.device.start import start
 from engine.errors import CorruptModel, MissingShard
 from engine.kv.store import KVStore
@@ -133,9 +135,25 @@ def test_weights_are_booked_as_they_are_resident(tiny: tuple[Path, Manifest]) ->
     """As the plan made without starting says, packed or not."""
     for dtype in ("float32", "bfloat16"):
         config = EngineConfig(model_dir=str(tiny[0]), dtype=dtype)
-        started = start(config, tiny[1], tiny[0], lambda *_: None).resolved
+        running = start(config, tiny[1], tiny[0], lambda *_: None)
+        started = running.resolved
+        assert started.workspace_bytes == running.runner.workspace_bytes
         assert started.weights_bytes == host_facts(config, tiny[1]).weights_bytes
     assert started.weights_bytes == tiny[1].parameters * 2
+
+
+def test_the_peak_of_a_step_is_what_it_held_beside_the_pool() -> None:
+    with mmap.mmap(-1, 64 << 20) as pool:
+        meter = HostMeter((torch.frombuffer(pool, dtype=torch.uint8).data_ptr(), len(pool)))
+        with meter.step():
+            pool[: 32 << 20] = b"x" * (32 << 20)
+            scratch = torch.ones(48 << 20, dtype=torch.uint8)
+            del scratch
+        # The 32 MiB of Python's own bytes were a step's too; what the pool took was not.
+        assert 40 << 20 < meter.peak_bytes < 72 << 20
+        with meter.step():
+            pass
+        assert meter.peak_bytes == 0, "measured a moment ago"
 
 
 def test_factors_are_llama3_scaling_worked_out(tiny: tuple[Path, Manifest]) -> None:
