@@ -112,7 +112,7 @@ async def test_control_answers_while_the_api_loop_is_blocked(tmp_path: Path) -> 
         assert snapshots.decode(found["/inferd/v1/snapshot"]).state is not None
         assert snapshots.decode(found["/inferd/v1/snapshot?include=kv,requests"]).requests is not None
         assert found["account"]["memory"]["daemon_resident_bytes"] > 0
-        assert found["account"]["mappings"] is None, "the engine could not be asked"
+        assert "mappings" not in found["account"], "the engine could not be asked"
         assert found["/health/live s"] < 2
         assert "loop does not answer" in found["drain"]
 
