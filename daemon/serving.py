@@ -43,6 +43,7 @@ from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
 from telemetry import lag, snapshot
 from telemetry.events import Event
+from telemetry.redact import RequestSampler
 from telemetry.tokenmix import TokenMixer, install_salt
 
 log = logging.getLogger("inferd")
@@ -277,6 +278,7 @@ class Daemon:
             sampled=instruments.sampled,
             why_context=lambda: arbiter.reasons.get("context_limit", {}).get("why", ""),
             request_timeout_s=settings.request_timeout,
+            sampler=RequestSampler(instruments.publish, settings.sample_requests) if settings.sample_requests else None,
             mix=TokenMixer(instruments.publish, install_salt(self._state_dir / "salt")),
         )
 

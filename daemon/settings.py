@@ -70,6 +70,13 @@ def _number(value: Any) -> float:
     return number
 
 
+def _share(value: Any) -> float:
+    number = _number(value)
+    if number > 1:
+        raise ValueError("expected a share from 0 to 1")
+    return number
+
+
 def _truth(value: Any) -> bool:
     known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
     found = value if isinstance(value, bool) else known.get(str(value).lower())
@@ -139,6 +146,7 @@ class Settings:
     max_body: int = _setting(8 << 20, _at_least(1024, byte_size), "Largest request body, e.g. 8MiB.")
     request_timeout: float = _setting(600.0, _number, "Seconds until a request is given up; 0 = never.")
     slow_request: float = _setting(30.0, _number, "Seconds from which a request is logged with its stages; 0 = none.")
+    sample_requests: float = _setting(0.0, _share, "Share of requests kept in the journal without their texts, 0-1.")
     progress_deadline: float = _setting(60.0, _number, "Seconds without engine progress until readiness is false.")
     without: tuple[str, ...] = _setting((), _names, "Features to serve without, to see what they are worth.")
     tuner: bool = _setting(True, _truth, "Find good limits while serving, and keep them good.")

@@ -185,6 +185,14 @@ class RequestRecord(Event, frozen=True, kw_only=True):
     trace_sampled: bool = False  # decided at arrival
 
 
+class RequestSample(Event, frozen=True, kw_only=True):
+    """The body of one request as telemetry/redact.py leaves it: structure, parameters, lengths. Only if asked for."""
+
+    group_id: str  # of the HTTP request (X-Request-Id)
+    operation: str
+    body: dict[str, Any]
+
+
 class TokenMix(Event, frozen=True, kw_only=True):
     """What tokens the last `requests` choices were made of, at least a hundred of them: counts of prompt and output
     tokens in 256 buckets of a hash under this installation's salt. Comparable over time, and nobody's text."""
@@ -326,6 +334,7 @@ AnyEvent = (
     StepReport
     | FirstToken
     | RequestRecord
+    | RequestSample
     | TokenMix
     | EngineStatus
     | MemoryReport

@@ -44,6 +44,7 @@ class Fold:
             events.StepReport: self._step,
             events.FirstToken: self._first_token,
             events.RequestRecord: self._record,
+            events.RequestSample: lambda _: None,  # for the journal
             events.TokenMix: self._token_mix,
             events.EngineStatus: self._engine_status,
             events.MemoryReport: self._memory,

@@ -119,8 +119,10 @@ class Generation:
     # -- before the engine
 
     async def _prepare(self, request: web.Request) -> Prepared:
-        ask = self._ask = self._parse(await read_body(request))
-        kitchen = self._kitchen
+        kitchen, body = self._kitchen, await read_body(request)
+        if kitchen.sampler is not None:
+            kitchen.sampler.take(self.group_id, self._operation, body)
+        ask = self._ask = self._parse(body)
         kitchen.served.check(ask.model)
         context = context_of(kitchen.port, kitchen.why_context())
         started_ns = time.monotonic_ns()

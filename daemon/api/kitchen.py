@@ -18,6 +18,7 @@ from daemon.api.prompt import Context
 from daemon.api.textport import TextPort
 from daemon.port import EnginePort
 from telemetry.events import Event
+from telemetry.redact import RequestSampler
 from telemetry.tokenmix import TokenMixer
 
 
@@ -73,6 +74,7 @@ class Kitchen:
     sampled: Callable[[str, bool | None], bool] = lambda _, parent: bool(parent)  # a trace, given its caller's decision
     why_context: Callable[[], str] = lambda: ""  # why the context limit in force is what it is
     request_timeout_s: float = 0.0  # 0 = none
+    sampler: RequestSampler | None = None  # of redacted bodies; None: none are kept
     mix: TokenMixer | None = None  # None: what tokens traffic is made of is not counted
     live: dict[str, Live] = field(default_factory=dict)
     settling: set[asyncio.Task[None]] = field(default_factory=set)
