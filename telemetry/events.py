@@ -67,7 +67,7 @@ class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
     spec_depth: int
 
 
-class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+class RequestView(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # thousands a second; holds no container
     """One choice as a snapshot shows it. The engine converts its sequences into this; None is 'not reported'."""
 
     request_id: str

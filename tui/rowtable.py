@@ -3,9 +3,9 @@
 Pure. Enter at `requests`, `TABLE`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from telemetry.events import RequestRecord, RequestView
 from tui.text import UNKNOWN, Span, count, nanoseconds
@@ -40,13 +40,48 @@ class Row:
         return all(word in text for word in wanted.lower().split())
 
 
-def requests(view: View) -> list[Row]:
+class Listed(Sequence[Row]):
+    """The rows in order, each made when it is asked for: of thousands some forty are seen."""
+
+    def __init__(self, sources: list[RequestView | RequestRecord], now_ns: int) -> None:
+        self._sources = sources
+        self._now_ns = now_ns
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Listed": ...
+    def __getitem__(self, at: int | slice) -> "Row | Listed":
+        if isinstance(at, slice):
+            return Listed(self._sources[at], self._now_ns)
+        source = self._sources[at]
+        return _live(source, self._now_ns) if isinstance(source, RequestView) else _ended(source)
+
+    def place(self, request_id: str) -> int | None:
+        """Where that request is."""
+        return next((at for at, each in enumerate(self._sources) if each.request_id == request_id), None)
+
+    def matching(self, wanted: str) -> "Listed":
+        """Those of which every word is in the id, the state or the reason."""
+        kept = [source for source, row in zip(self._sources, self, strict=True) if row.matches(wanted)]
+        return Listed(kept, self._now_ns)
+
+    def ordered(self, by: str, descending: bool) -> "Listed":
+        """Sorted by the column called `by`, as they are without one."""
+        if not by:
+            return self
+        return Listed([self._sources[at] for at in TABLE.order(self, by, descending)], self._now_ns)
+
+
+def requests(view: View) -> Listed:
     """Those in the engine, then those that ended, newest first."""
-    now_ns = view.snapshot.at_ns if view.snapshot else 0
-    live = [_live(each, now_ns) for each in view.live() or ()]
-    known = {row.request_id for row in live}
-    ended = [_ended(record) for record in reversed(view.records.values()) if record.request_id not in known]
-    return sorted(live, key=lambda row: _ORDER.get(row.state, 4)) + ended
+    live = sorted(view.live() or (), key=lambda each: _ORDER.get(each.state, 4))
+    known = {each.request_id for each in live}
+    ended = [record for record in reversed(view.records.values()) if record.request_id not in known]
+    return Listed([*live, *ended], view.snapshot.at_ns if view.snapshot else 0)
 
 
 def _live(view: RequestView, now_ns: int) -> Row:

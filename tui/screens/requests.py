@@ -10,7 +10,7 @@ from textual.widgets import Input
 from telemetry.client import ClientError
 from tui.dialogs import Confirm
 from tui.page import Page, rows_of
-from tui.rowtable import TABLE, Row, requests
+from tui.rowtable import TABLE, Listed, Row, requests
 from tui.text import UNKNOWN, Line, count, line, nanoseconds, rule
 from tui.view import View
 from tui.widgets.gantt import gantt, ticks
@@ -67,7 +67,7 @@ class Requests(Page):
     wanted = ""
 
     def body(self) -> ComposeResult:
-        self._rows: list[Row] = []
+        self._rows = Listed([], 0)
         self._open = ""  # the id that the cursor stays on while rows move
         yield Board(lambda width, height: [self._summary(width)], classes="edge")
         yield Input(placeholder="words of id, state or reason; enter", id="filter")
@@ -92,11 +92,11 @@ class Requests(Page):
         """The cursor stays on its request when rows come and go above it."""
         rows = requests(self.view)
         if self.wanted:
-            rows = [row for row in rows if row.matches(self.wanted)]
-        self._rows = TABLE.ordered(rows, self.sorted_by, self.descending)
+            rows = rows.matching(self.wanted)
+        self._rows = rows.ordered(self.sorted_by, self.descending)
         listed = rows_of(self, "list")
         if self._open:
-            at = next((i for i, row in enumerate(self._rows) if row.request_id == self._open), None)
+            at = self._rows.place(self._open)
             if at is not None:
                 listed.cursor = at
         listed.show(len(self._rows))

@@ -4,6 +4,7 @@ Pure: the engine's map (a byte a block) in, lines out. A cell's glyph says how m
 of block is most of that. Enter at `blockmap`.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from tui.text import Line, Span, line
@@ -37,8 +38,10 @@ def per_cell(blocks: int, width: int, height: int) -> int:
     return max(1, -(-blocks // max(1, width * height)))
 
 
+@lru_cache(maxsize=4096)
 def _cell(part: bytes) -> tuple[str, str]:
-    """Glyph by the share that is not free; letters where one cell is one block would be noise."""
+    """Glyph by the share that is not free; letters where one cell is one block would be noise. Kept: most
+    cells of a map look like some other."""
     free = part.count(FREE)
     held = len(part) - free
     if not held:

@@ -67,13 +67,16 @@ class Table(Generic[Row]):
             start += cells + 1
         return ""
 
-    def ordered(self, rows: Sequence[Row], by: str, descending: bool) -> list[Row]:
-        """Sorted by the column called `by`; what is not reported comes last either way."""
+    def order(self, rows: Sequence[Row], by: str, descending: bool) -> list[int]:
+        """Places in `rows`, sorted by the column called `by`; what is not reported comes last either way."""
         column = next((c for c in self.columns if c.title == by and c.key is not None), None)
         if column is None or column.key is None:
-            return list(rows)
-        key = column.key
-        keyed = [(key(row), row) for row in rows]
-        known = [pair for pair in keyed if pair[0] is not None]
-        known.sort(key=lambda pair: pair[0], reverse=descending)
-        return [row for _, row in known] + [row for value, row in keyed if value is None]
+            return list(range(len(rows)))
+        keys = [column.key(row) for row in rows]
+        known = [at for at, key in enumerate(keys) if key is not None]
+        known.sort(key=lambda at: keys[at], reverse=descending)
+        return known + [at for at, key in enumerate(keys) if key is None]
+
+    def ordered(self, rows: Sequence[Row], by: str, descending: bool) -> list[Row]:
+        """The rows in that order."""
+        return [rows[at] for at in self.order(rows, by, descending)]
