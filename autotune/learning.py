@@ -4,7 +4,7 @@ Owns these estimates. It must not know limits or rules. Enter at `Learning.take`
 """
 
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from autotune.costmodel import CostFit, Demand
 from autotune.memory import Learned
@@ -14,6 +14,7 @@ from autotune.window import Shape, Window
 QUANTILE = 0.9  # of the lengths of answers: what a newcomer is charged
 _ROOM = 0.92  # of the watermark that admission may plan with: requests are not all of the mean
 _FORGET = 0.995  # a window
+_STILL = 0.01  # of the memory limit: by less, what is measured does not move the lines
 
 
 class Learning:
@@ -23,6 +24,9 @@ class Learning:
         self.fit = CostFit()
         self._shapes: deque[Shape] = deque(maxlen=512)
         self._footprint = learned.footprint if learned else 0.0  # blocks a running sequence holds, at the busiest
+        self._fixed: deque[int] = deque(maxlen=12)  # bytes in use beside the active blocks, as measured
+        if learned and learned.fixed_bytes:
+            self._fixed.append(learned.fixed_bytes)
         cost = learned.step_cost() if learned else None
         if cost is not None:
             self.fit.begin_with(cost)
@@ -33,6 +37,14 @@ class Learning:
         self._shapes.extend(window.shapes)
         if window.running_peak >= 2 and window.kv_peak:
             self._footprint = max(self._footprint * _FORGET, window.kv_peak / window.running_peak)
+        if window.fixed_bytes is not None:
+            self._fixed.append(window.fixed_bytes)
+
+    def measured(self, space: Space) -> Space:
+        """`space` with its lines where memory in use has been measured to put them; by the plan until it was."""
+        if not self._fixed or abs(max(self._fixed) - space.fixed_bytes) <= _STILL * space.resolved.memory_limit_bytes:
+            return space
+        return replace(space, fixed_bytes=max(self._fixed))
 
     @property
     def demand(self) -> Demand | None:
@@ -72,5 +84,6 @@ class Learning:
             prompt_tokens=demand.prompt_tokens if demand else 0.0,
             output_quantile=self.output_quantile(),
             footprint=self._footprint,
+            fixed_bytes=max(self._fixed, default=0),
             resolved=resolved,
         )

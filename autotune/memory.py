@@ -28,6 +28,7 @@ class Learned(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_tokens: float = 0.0
     output_quantile: float = 0.0
     footprint: float = 0.0
+    fixed_bytes: int = 0  # in use beside the active blocks, as measured
     resolved: dict[str, Any] = {}
     frozen: bool = False
     pinned: list[str] = []

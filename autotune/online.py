@@ -17,7 +17,7 @@ from autotune.change import Change, Known, name_of
 from autotune.learning import Learning
 from autotune.memory import Learned
 from autotune.objective import Targets
-from autotune.rules import chunk, growth, inter_token, knee, long_requests, slow_start, thrash, watermark
+from autotune.rules import chunk, growth, hard_line, inter_token, knee, long_requests, slow_start, thrash, watermark
 from autotune.space import Space
 from autotune.window import Window
 from engine.budget import Limits
@@ -25,7 +25,17 @@ from telemetry.events import Decision
 
 log = logging.getLogger("inferd.tuner")
 
-RULES = (long_requests, watermark, thrash, inter_token, knee, slow_start, growth, chunk)  # the first that has something
+RULES = (
+    hard_line,
+    long_requests,
+    watermark,
+    thrash,
+    inter_token,
+    knee,
+    slow_start,
+    growth,
+    chunk,
+)  # the first that has something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,7 @@ class _Trial:
     windows: list[Window] = field(default_factory=list)
     settling: int = 0
     idle: int = 0
+    measured: dict[str, float] = field(default_factory=dict)
 
 
 class Tuner:
@@ -67,7 +78,8 @@ class Tuner:
         rules: Sequence[ModuleType] = RULES,
         learned: Learned | None = None,
     ) -> None:
-        self.space = space
+        self._learning = Learning(learned)
+        self.space = self._learning.measured(space)
         self.targets = targets or Targets()
         self.frozen = bool(learned and learned.frozen)
         self.disabled: dict[str, str] = {}  # rules that raised → what
@@ -77,7 +89,6 @@ class Tuner:
         self._publish = publish
         self._pace = pace or Pace()
         self._rules = tuple(rules)
-        self._learning = Learning(learned)
         self._recent: deque[Window] = deque(maxlen=3)
         self._trial: _Trial | None = None
         self._wish: tuple[str, tuple[tuple[str, bool], ...]] | None = None
@@ -156,6 +167,7 @@ class Tuner:
         """One control period has passed. Returns the limits for the next."""
         self._earn(now_s)
         self._learning.take(window)
+        self.space = self._learning.measured(self.space)
         if self.frozen:
             return limits
         if self._trial is not None:
@@ -240,6 +252,7 @@ class Tuner:
         trial.windows.append(window)
         if len(trial.windows) < (1 if trial.change.urgent else self._pace.verify):
             return limits
+        trial.measured = measured(trial.change.goal, trial.baseline, trial.windows)
         better, got = verdict(trial.change, trial.baseline, trial.windows)
         if better or trial.change.urgent:
             self._close(trial, f"kept: {got}", limits, now_s)
@@ -311,6 +324,7 @@ class Tuner:
                 evidence={n: float(v) for n, v in trial.change.evidence.items()},
                 predicted=trial.change.predicted,
                 verdict=said,
+                measured=trial.measured,
             )
         )
 
@@ -328,6 +342,12 @@ def verdict(change: Change, before: Sequence[Window], after: Sequence[Window]) -
         return True, f"{got}, and nobody waits any more"
     wanted = was * (1 + 0.5 * min(0.2, change.predicted.get("gain", 0.0)))
     return now >= min(wanted, 1.1 * was) if wanted > was else now >= 0.95 * was, got
+
+
+def measured(goal: str, before: Sequence[Window], after: Sequence[Window]) -> dict[str, float]:
+    """The goal's mean in the windows before the change and after it, as far as it was measured."""
+    found = {"before": _mean(goal, before), "after": _mean(goal, after)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _mean(name: str, windows: Sequence[Window]) -> float | None:

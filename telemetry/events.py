@@ -275,6 +275,7 @@ class Decision(Event, frozen=True, kw_only=True):
     evidence: dict[str, float]
     predicted: dict[str, float]
     verdict: str = ""
+    measured: dict[str, float] = {}  # with the verdict: the goal's figure, `before` the change and `after` it
     why: str = ""
     also: dict[str, int] = {}  # the other limits of a joint change, and their new values
 

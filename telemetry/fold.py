@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from telemetry import events
 from telemetry.events import Event
 from telemetry.state import KEPT_NOTES, KEPT_RECORDS, KEPT_RULES, KEPT_TRACED, Blocks, Queue, State
@@ -287,7 +289,7 @@ class Fold:
         if event.number and event.verdict:
             for index, earlier in enumerate(kept):
                 if earlier.number == event.number:
-                    kept[index] = event
+                    kept[index] = msgspec.structs.replace(event, at_ns=earlier.at_ns)  # when it was made
                     return
         kept.append(event)
         key = (event.rule, event.knob, event.direction)

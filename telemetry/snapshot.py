@@ -75,6 +75,8 @@ class Views:
     block_map: bytes | None = None
     engine_memory: Mapping[str, Any] | None = None  # its answer to 'memory': for an account of it
     latency_seconds: int = 0  # of how long latencies and rates are; 0 = the fold's whole window
+    steps_shown: int = STEPS_SHOWN  # at most so many, the newest
+    finished_shown: int = FINISHED_SHOWN
     daemon_resident_bytes: int | None = None
     daemon_sizes: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] | None = None
@@ -207,7 +209,7 @@ def _requests(state: State, now_ns: int, views: Views) -> RequestsView:
             msgspec.convert({key: value for key, value in each.items() if key in known}, events.RequestView)
             for each in views.live_requests
         ]
-    newest = list(state.records.values())[: -FINISHED_SHOWN - 1 : -1]
+    newest = list(state.records.values())[: -views.finished_shown - 1 : -1]
     return RequestsView(live=live, finished=newest)
 
 
@@ -271,7 +273,7 @@ PARTS: Final[Mapping[str, Callable[[State, int, Views], Any]]] = {
     "requests": _requests,
     "kv": _kv,
     "memory": _memory,
-    "steps": lambda state, now_ns, views: list(state.steps)[-STEPS_SHOWN:],
+    "steps": lambda state, now_ns, views: list(state.steps)[-views.steps_shown :],
     "sizes": _sizes,
     "findings": lambda state, now_ns, views: list(state.findings.values()),
     "history": lambda state, now_ns, views: list(views.history) if views.history is not None else None,

@@ -13,7 +13,7 @@ from telemetry.evidence import OOM_CAUSES
 from telemetry.stats import Histogram, Window
 
 KEPT_RECORDS = 512
-KEPT_STEPS = 128
+KEPT_STEPS = 512
 KEPT_TRACED = 4096
 KEPT_NOTES = 64
 KEPT_RULES = 64

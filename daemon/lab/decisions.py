@@ -48,11 +48,13 @@ def known(socket: str, url: str, key: str) -> list[tuple[float, Decision]]:
 
 
 def _kept() -> list[tuple[float, Decision]]:
-    """Of the journal; a verdict takes the place of the decision it is about."""
+    """Of the journal; a verdict takes the place of the decision it is about, at the time that this was made."""
     found: dict[object, tuple[float, Decision]] = {}
     for line in journal.read(state_dir() / "journal.jsonl"):
         if isinstance(line.event, Decision):
-            found[line.event.number or line.unix_seconds] = (line.unix_seconds, line.event)
+            name: object = line.event.number or line.unix_seconds
+            made, _ = found.get(name, (line.unix_seconds, None))
+            found[name] = (made, line.event)
     return list(found.values())
 
 
@@ -67,7 +69,8 @@ def as_text(when: float, decision: Decision) -> str:
         f"{stamp}  {decision.rule} ({decision.direction}): {decision.knob} {decision.before} → {decision.after}{others}"
     ]
     lines.append(f"    {decision.why}")
-    for title, figures in (("saw", decision.evidence), ("expected", decision.predicted)):
+    figures_of = {"saw": decision.evidence, "expected": decision.predicted, "measured": decision.measured}
+    for title, figures in figures_of.items():
         if figures:
             lines.append(f"    {title} " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
     lines.append(f"    {decision.verdict or 'being tried'}")
