@@ -284,12 +284,7 @@ class Daemon:
 
     def _tuning(self, engine: Engine, arbiter: LimitsArbiter, instruments: Instruments, model: str) -> Tuning:
         def look(seconds: int) -> snapshot.Snapshot:
-            views = replace(
-                instruments.views(engine.view(), {}),
-                latency_seconds=seconds,
-                steps_shown=KEPT_STEPS,
-                finished_shown=KEPT_RECORDS,
-            )
+            views = replace(instruments.views(engine.view(), {}), latency_seconds=seconds, whole=True)
             return snapshot.build(instruments.fold, TUNING_PARTS, views)
 
         return Tuning(

@@ -75,8 +75,7 @@ class Views:
     block_map: bytes | None = None
     engine_memory: Mapping[str, Any] | None = None  # its answer to 'memory': for an account of it
     latency_seconds: int = 0  # of how long latencies and rates are; 0 = the fold's whole window
-    steps_shown: int = STEPS_SHOWN  # at most so many, the newest
-    finished_shown: int = FINISHED_SHOWN
+    whole: bool = False  # every step and record that is kept, not only the newest
     daemon_resident_bytes: int | None = None
     daemon_sizes: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] | None = None
@@ -209,7 +208,9 @@ def _requests(state: State, now_ns: int, views: Views) -> RequestsView:
             msgspec.convert({key: value for key, value in each.items() if key in known}, events.RequestView)
             for each in views.live_requests
         ]
-    newest = list(state.records.values())[: -views.finished_shown - 1 : -1]
+    newest = list(state.records.values())[::-1]
+    if not views.whole:
+        newest = newest[:FINISHED_SHOWN]
     return RequestsView(live=live, finished=newest)
 
 
@@ -273,7 +274,7 @@ PARTS: Final[Mapping[str, Callable[[State, int, Views], Any]]] = {
     "requests": _requests,
     "kv": _kv,
     "memory": _memory,
-    "steps": lambda state, now_ns, views: list(state.steps)[-views.steps_shown :],
+    "steps": lambda state, now_ns, views: list(state.steps)[0 if views.whole else -STEPS_SHOWN :],
     "sizes": _sizes,
     "findings": lambda state, now_ns, views: list(state.findings.values()),
     "history": lambda state, now_ns, views: list(views.history) if views.history is not None else None,

@@ -12,7 +12,11 @@ _WORTH = 1.1
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:
     low, most = known.space.bounds("kv_blocks")
     target = max(low, int(_SLACK * most))
-    evidence = {"kv_blocks": limits.kv_blocks, "hard_line_blocks": most, "fixed_bytes": known.space.fixed_bytes}
+    evidence: dict[str, float] = {
+        "kv_blocks": limits.kv_blocks,
+        "hard_line_blocks": most,
+        "fixed_bytes": known.space.fixed_bytes,
+    }
     if limits.kv_blocks > most:
         why = f"what is in use beside KV leaves {most} blocks below the hard line, and {limits.kv_blocks} may be active"
         return Change(changes={"kv_blocks": target}, why=why, goal="kv_peak", evidence=evidence, urgent=True)
