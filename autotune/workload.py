@@ -119,17 +119,17 @@ class Synthetic:
     users: int = 0
     until_s: float = math.inf
     longest: int = 1 << 30  # prompt + output: what the server takes at most
-    _serial: int = 0
+    serial: int = 0  # of the last job that was made
 
     def arrivals(self) -> Iterator[Job]:
         if self.offsets is None:
             for user in range(self.users):
-                yield self._fresh(user * 0.01)  # not all in one step
+                yield self.next_job(user * 0.01)  # not all in one step
             return
         for at_s in self.offsets():
             if at_s >= self.until_s:
                 return
-            yield self._fresh(at_s)
+            yield self.next_job(at_s)
 
     def after(self, job: Job, ended_s: float) -> Job | None:
         rng = random.Random(f"{self.seed}:after:{job.serial}")
@@ -139,7 +139,7 @@ class Synthetic:
             at_s = ended_s + rng.expovariate(1 / self.mix.think_s)
             prompt = job.prompt_tokens + job.output_tokens + more
             if at_s < self.until_s and prompt + output <= self.longest:
-                self._serial += 1
+                self.serial += 1
                 return Job(
                     at_s=at_s,
                     prompt_tokens=prompt,
@@ -149,15 +149,16 @@ class Synthetic:
                     system=job.system,
                     system_tokens=job.system_tokens,
                     turn=job.turn + 1,
-                    serial=self._serial,
+                    serial=self.serial,
                 )
         if self.offsets is None and ended_s < self.until_s:
-            return self._fresh(ended_s)
+            return self.next_job(ended_s)
         return None
 
-    def _fresh(self, at_s: float) -> Job:
-        self._serial += 1
-        rng = random.Random(f"{self.seed}:{self._serial}")
+    def next_job(self, at_s: float) -> Job:
+        """A new job, of the seed and its own number."""
+        self.serial += 1
+        rng = random.Random(f"{self.seed}:{self.serial}")
         kind, prompt, output = self.mix.draw(rng)
         system = rng.randint(1, self.mix.systems) if self.mix.systems else 0
         shared = self.mix.system_tokens if system else 0
@@ -167,15 +168,15 @@ class Synthetic:
             prompt_tokens=max(1, min(prompt + shared, self.longest - output)),
             output_tokens=output,
             kind=kind,
-            stream=1000 + self._serial,
+            stream=1000 + self.serial,
             system=system,
             system_tokens=shared,
-            serial=self._serial,
+            serial=self.serial,
         )
 
 
 def synthetic(
-    lengths: str,
+    lengths: str | Mix,
     *,
     seed: int,
     arrival: str = "poisson",
@@ -184,9 +185,9 @@ def synthetic(
     until_s: float = math.inf,
     longest: int = 1 << 30,
 ) -> Synthetic:
-    """Traffic of the mix `lengths`: `rate` requests/s on average arriving as `arrival`, or else `users` in a closed
-    loop. Raises KeyError for an unknown mix, ValueError for an unknown arrival or neither rate nor users."""
-    mix = MIXES[lengths]
+    """Traffic of a mix, or of the one of that name: `rate` requests/s on average arriving as `arrival`, or else `users`
+    in a closed loop. Raises KeyError for an unknown mix, ValueError for unknown arrivals or neither rate nor users."""
+    mix = MIXES[lengths] if isinstance(lengths, str) else lengths
     if rate <= 0:
         if users < 1:
             raise ValueError("traffic needs a rate or a number of users")

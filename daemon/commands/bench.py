@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from daemon.lab import features
-from daemon.load.scenarios import SCENARIOS, Lengths
+from daemon.load.scenarios import ARRIVALS, SCENARIOS, Lengths
 
 _PHASES = ("short", "long", "mixed")  # daemon.lab.soak.PHASES; named here so that --help loads nothing
 
@@ -32,6 +32,22 @@ def _report_option(function: Any) -> Any:
     )(function)
 
 
+def _consistent(given: set[str]) -> None:
+    """Raises UsageError if two of the flags given say what arrives, or one says how that does not."""
+    for one, others in (
+        ("rate", {"concurrency", "requests", "journal", "trace"}),
+        ("journal", {"concurrency", "requests", "trace", "scenario"}),
+        ("trace", {"concurrency", "requests", "scenario"}),
+    ):
+        if one in given and (both := sorted(given & others)):
+            raise click.UsageError(
+                f"--{one} sends requests as they arrive: it cannot be combined with --{' or --'.join(both)}"
+            )
+    for name in ("duration", "arrival"):
+        if name in given and "rate" not in given:
+            raise click.UsageError(f"--{name} needs --rate")
+
+
 @click.group()
 def command() -> None:
     """Measure a server from outside, and prove what an optimisation does."""
@@ -40,17 +56,20 @@ def command() -> None:
 @command.command()
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Base URL, with or without /v1.")
 @click.option("--model", default="", help="Model to ask for.  [default: the first one the server lists]")
-@click.option(
-    "--scenario", type=click.Choice(sorted(SCENARIOS)), default="short", show_default=True, help="Which lengths."
-)
+@click.option("--scenario", type=click.Choice(SCENARIOS), default="short", show_default=True, help="Which lengths.")
 @click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Requests under way at once.")
 @click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="Requests in all.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Instead: so many a second, as they arrive.")
+@click.option(
+    "--arrival", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="With --rate: how they arrive."
+)
 @click.option(
     "--duration", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="With --rate: seconds."
 )
 @click.option("--prompt-tokens", type=_LengthsType(), help="Replace the scenario's prompt lengths (uniform).")
 @click.option("--output-tokens", type=_LengthsType(), help="Replace the scenario's output lengths (uniform).")
+@click.option("--journal", default="", help="Instead: the requests of this journal, as they arrived.")
+@click.option("--trace", default="", help="Instead: a JSONL file of at_s, prompt_tokens, output_tokens.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests.")
 @click.option(
     "--timeout",
@@ -69,16 +88,12 @@ def command() -> None:
 def load(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     """Send seeded chat requests to any OpenAI-compatible server and report latencies, rates and errors.
 
-    Closed loop by default (--concurrency, --requests); open loop with --rate and --duration. Ctrl-C prints the report
+    Closed loop by default (--concurrency, --requests); open loop with --rate and --duration, or as --journal or --trace
+    recorded it. Ctrl-C prints the report
     of what was measured so far. Exit code 1 if no request succeeded.
     """
     explicit = {name for name in flags if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-    if flags["rate"] is not None and explicit & {"concurrency", "requests"}:
-        raise click.UsageError(
-            "--rate sends requests as they arrive: it cannot be combined with --concurrency or --requests"
-        )
-    if flags["rate"] is None and "duration" in explicit:
-        raise click.UsageError("--duration needs --rate")
+    _consistent(explicit)
     from daemon.lab.shelf import check
     from daemon.load.measure import Asked, measured  # here: asyncio and aiohttp would slow down every --help
     from daemon.load.report import render

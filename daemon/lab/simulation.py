@@ -4,17 +4,12 @@ Owns the traffic a command line describes and how an answer is written. Enter at
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from autotune.objective import PRESETS, Targets
 from autotune.whatif import ATTAINED, Calibration, against, ask, replicas
-from autotune.workload import Job, Replay, Traffic, shapes, synthetic, trace
-from engine.errors import ConfigError
-from telemetry import journal
-from telemetry.events import RequestRecord
-
-_LONGEST_S = 7 * 86400.0
+from autotune.workload import Job, Replay, Traffic, shapes, synthetic
+from daemon.lab.recorded import jobs_of, served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +38,8 @@ class Question:
 
 def answered(question: Question, calibration: Calibration) -> dict[str, Any]:
     """The report. Raises ConfigError for a journal or trace that cannot be used."""
-    records = _records(question.journal)
-    jobs = _jobs(question, records)
+    records = served(question.journal) if question.journal else []
+    jobs = shapes(records) if records else jobs_of(question.trace) if question.trace else []
     targets = question.targets
     report: dict[str, Any] = {
         "calibration": {"source": calibration.source, "step_cost_error": round(calibration.error, 4)},
@@ -77,34 +72,6 @@ def _synthetic(question: Question, calibration: Calibration, times: float) -> Tr
         until_s=question.seconds,
         longest=calibration.resolved.max_model_len,
     )
-
-
-def _records(path: str) -> list[RequestRecord]:
-    if not path:
-        return []
-    try:
-        found = [line.event for line in journal.read(Path(path)) if isinstance(line.event, RequestRecord)]
-    except OSError as error:
-        raise ConfigError(f"cannot read the journal {path}: {error.strerror}") from None
-    if not any(record.output_tokens for record in found):
-        raise ConfigError(f"the journal {path} has no request that was served")
-    return found
-
-
-def _jobs(question: Question, records: list[RequestRecord]) -> list[Job]:
-    if records:
-        return shapes(records)
-    if not question.trace:
-        return []
-    try:
-        jobs = trace(Path(question.trace).read_text(encoding="utf-8").splitlines())
-    except OSError as error:
-        raise ConfigError(f"cannot read the trace {question.trace}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{question.trace}: {error}") from None
-    if not jobs or jobs[-1].at_s > _LONGEST_S:
-        raise ConfigError(f"the trace {question.trace} is empty, or longer than a week")
-    return jobs
 
 
 def _load(question: Question, jobs: list[Job]) -> str:

@@ -56,6 +56,7 @@ class LoadClient:
     model: str = ""
     include_usage: bool = True
     timeout_s: float = 600.0
+    longest: int = 0  # prompt and answer in tokens, if the server says (as vLLM does)
 
     async def prepare(self) -> Sizer:
         """Settle the model and measure how words become tokens. Raises TargetError."""
@@ -129,8 +130,9 @@ class LoadClient:
         if status == 404:
             return []
         try:
+            self.longest = min((int(entry.get("max_model_len") or 0) for entry in data["data"]), default=0)
             return [str(entry["id"]) for entry in data["data"]]
-        except (TypeError, KeyError):
+        except (TypeError, KeyError, AttributeError, ValueError):
             raise TargetError(
                 f"{self.url}/v1/models answers {status} and no list of models; is it OpenAI's API?"
             ) from None

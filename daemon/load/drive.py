@@ -1,15 +1,17 @@
-"""Sends a workload: so many at a time (closed loop), or as they arrive (open loop), and can be stopped at any moment.
+"""Sends traffic: so many at a time (closed loop), or as they arrive (open loop), and can be stopped at any moment.
 
-Owns the order and the moment of sending. It must not know HTTP or figures. Enter at `Drive.closed` or `Drive.open`; a
-stopped drive still has every sample so far, and those of the requests that were under way.
+Owns the moment of sending; what is due when is the traffic's. It must not know HTTP or figures. Enter at `Drive.send`;
+a stopped drive still has every sample so far, and those of the requests that were under way.
 """
 
 import asyncio
+import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from autotune.workload import Job, Traffic, synthetic
 from daemon.load.client import Sample
 from daemon.load.workload import LoadRequest
 
@@ -47,40 +49,43 @@ class Drive:
         return self._stop.is_set()
 
     async def closed(self, concurrency: int, requests: int) -> None:
-        """`requests` in all, `concurrency` of them at any moment."""
-        indices = iter(range(requests))
+        """`requests` of the workload's mix in all, `concurrency` of them at any moment."""
+        users = min(concurrency, requests)
+        await self.send(synthetic(self.workload.mix, seed=self.workload.seed, users=users), requests)
 
-        async def worker() -> None:
-            for index in indices:
-                await self._one(index, time.perf_counter())
+    async def send(self, traffic: Traffic, most: int | None = None) -> None:
+        """Every job when it is due, however many are under way, and what follows its end; `most` requests at most."""
+        began_s = time.perf_counter()
+        left = iter(range(most)) if most is not None else itertools.count()
 
-        await self._until_done([worker() for _ in range(min(concurrency, requests))])
-
-    async def open(self, offsets_s: Iterator[float]) -> None:
-        """One request at each offset, however many are under way."""
-        began = time.perf_counter()
+        async def chain(job: Job | None) -> None:
+            while job is not None and next(left, None) is not None:
+                due_s = began_s + job.at_s
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                await self._one(job, due_s)
+                job = traffic.after(job, time.perf_counter() - began_s)
 
         async def arrivals() -> None:
             async with asyncio.TaskGroup() as group:
-                for index, offset in enumerate(offsets_s):
-                    await asyncio.sleep(max(0.0, began + offset - time.perf_counter()))
-                    group.create_task(self._one(index, began + offset))
+                for job in traffic.arrivals():
+                    await asyncio.sleep(max(0.0, began_s + job.at_s - time.perf_counter()))
+                    group.create_task(chain(job))
 
-        await self._until_done([arrivals()])
+        await self._until_done(arrivals())
 
-    async def _one(self, index: int, due_s: float) -> None:
+    async def _one(self, job: Job, due_s: float) -> None:
         self.running += 1
         try:
-            self.samples.append(await self.ask(self.workload.request(index), due_s))
+            self.samples.append(await self.ask(self.workload.of(job), due_s))
         except asyncio.CancelledError:
             self.unfinished += 1
             raise
         finally:
             self.running -= 1
 
-    async def _until_done(self, work: list[Coroutine[Any, Any, None]]) -> None:
+    async def _until_done(self, work: Coroutine[Any, Any, None]) -> None:
         self.began_s = time.perf_counter()
-        sending: asyncio.Future[Any] = asyncio.gather(*work)
+        sending: asyncio.Future[Any] = asyncio.ensure_future(work)
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         watch = asyncio.ensure_future(self._watch_lag())
         try:
@@ -92,7 +97,7 @@ class Drive:
             outcomes = await asyncio.gather(sending, stop, watch, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, Exception):  # a bug of ours: servers' faults are samples
-                raise outcome
+                raise outcome.exceptions[0] if isinstance(outcome, ExceptionGroup) else outcome
 
     async def _watch_lag(self) -> None:
         while True:

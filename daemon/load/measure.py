@@ -15,15 +15,19 @@ from typing import Any
 
 import click
 
+from autotune.workload import Replay, Traffic, synthetic
+from daemon.lab.recorded import recording
 from daemon.lab.shelf import keep_load
 from daemon.lab.watch import Watch, beside
 from daemon.load.client import TargetError, connect
 from daemon.load.drive import Drive
 from daemon.load.report import Run, summarize
 from daemon.load.scenarios import Lengths, scenario
-from daemon.load.workload import Workload, arrivals
+from daemon.load.workload import Workload
 
 _PROGRESS_S = 1.0
+_TEMPLATE_TOKENS = 64  # what a chat template adds to a prompt, with room to spare
+_UNBOUNDED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,10 @@ class Asked:
     concurrency: int
     requests: int
     rate: float | None
+    arrival: str
     duration: float
+    journal: str
+    trace: str
     prompt_tokens: Lengths | None
     output_tokens: Lengths | None
     seed: int
@@ -48,8 +55,11 @@ class Asked:
     @property
     def load(self) -> str:
         """How requests are sent, in words."""
+        if self.journal or self.trace:
+            return f"the requests of {self.journal or self.trace}"
         if self.rate is not None:
-            return f"{self.rate:g} requests/s for {self.duration:g} s"
+            how = "" if self.arrival == "poisson" else f", {self.arrival}"
+            return f"{self.rate:g} requests/s{how} for {self.duration:g} s"
         return f"{self.requests} requests, {self.concurrency} at a time"
 
 
@@ -59,24 +69,25 @@ def measured(asked: Asked) -> dict[str, Any]:
 
 
 async def _measure(asked: Asked) -> dict[str, Any]:
-    shares = scenario(asked.scenario, asked.prompt_tokens, asked.output_tokens)
+    mix = scenario(asked.scenario, asked.prompt_tokens, asked.output_tokens)
+    recorded = recording(asked.journal, asked.trace) if asked.journal or asked.trace else None
     # As many connections as requests under way, so that the pool's queue never hides in the server's figures.
-    connections = 0 if asked.rate is not None else asked.concurrency
+    connections = 0 if asked.rate is not None or recorded else asked.concurrency
     async with connect(asked.url, asked.model, os.environ.get(asked.api_key_env, ""), connections) as client:
         client.timeout_s = asked.timeout
         try:
             sizer = await client.prepare()
         except TargetError as reason:
             raise click.ClickException(str(reason)) from None
-        drive = Drive(Workload(shares, asked.seed, sizer), client.ask)
+        drive = Drive(Workload(mix, asked.seed, sizer), client.ask)
         watch = await asyncio.to_thread(beside, asked.url, asked.socket) if asked.report else Watch(None)
         async with watch:
             with _interruptible(drive), _progress(drive, asked.load):
-                await _driven(drive, asked)
+                await drive.send(*_traffic(asked, drive.workload, recorded, client.longest))
         about = {
             "url": client.url,
             "model": client.model,
-            "scenario": asked.scenario,
+            "scenario": "recorded" if recorded else asked.scenario,
             "load": asked.load,
             "seed": asked.seed,
             "prompt_sizes": sizer.source,
@@ -100,11 +111,17 @@ async def _measure(asked: Asked) -> dict[str, Any]:
         return report
 
 
-async def _driven(drive: Drive, asked: Asked) -> None:
+def _traffic(asked: Asked, workload: Workload, recorded: Replay | None, longest: int) -> tuple[Traffic, int | None]:
+    """What to send, and how many at most."""
+    if recorded:
+        return recorded, None
+    most = longest - _TEMPLATE_TOKENS if longest else _UNBOUNDED
     if asked.rate is not None:
-        await drive.open(arrivals(asked.rate, asked.duration, asked.seed))
-    else:
-        await drive.closed(asked.concurrency, asked.requests)
+        return synthetic(
+            workload.mix, seed=asked.seed, arrival=asked.arrival, rate=asked.rate, until_s=asked.duration, longest=most
+        ), None
+    users = min(asked.concurrency, asked.requests)
+    return synthetic(workload.mix, seed=asked.seed, users=users, longest=most), asked.requests
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The scenarios of a load test: which kinds of request, in which shares, of which lengths. Pure data.
+"""The scenarios of a load test, by name: each is a mix of autotune/workload.py, with its lengths replaced if asked.
 
 Imported by the command line to name its choices, so nothing slow may be imported here. Enter at `scenario`.
 """
@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import random
+
+    from autotune.workload import Mix
+
+# autotune.workload's LENGTHS and ARRIVALS, sorted.
+SCENARIOS: Final = (
+    *("agent", "bimodal", "fixed", "heavy", "lognormal"),
+    *("long", "mixed", "shared", "short", "turns"),
+)
+ARRIVALS: Final = ("bursty", "diurnal", "poisson", "switching")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +40,16 @@ class Lengths:
         return cls(int(low), int(high or low))
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One kind of request: its weight among the others, its prompt and its output lengths."""
+def scenario(name: str, prompt: Lengths | None = None, output: Lengths | None = None) -> "Mix":
+    """The mix of that name, with its lengths replaced where given. Raises KeyError."""
+    from autotune.workload import MIXES
 
-    kind: str
-    weight: float
-    prompt: Lengths
-    output: Lengths
+    mix = MIXES[name]
+    if prompt is None and output is None:
+        return mix
 
+    def draw(rng: "random.Random") -> tuple[str, int, int]:
+        kind, prompt_tokens, output_tokens = mix.draw(rng)
+        return kind, prompt.draw(rng) if prompt else prompt_tokens, output.draw(rng) if output else output_tokens
 
-SHORT: Final = Share("short", 1.0, Lengths(50, 150), Lengths(32, 96))
-LONG: Final = Share("long", 1.0, Lengths(1500, 2500), Lengths(32, 96))
-# `mixed` is the case in which a long prompt makes short ones wait: one request in five is twenty times as long.
-SCENARIOS: Final[dict[str, tuple[Share, ...]]] = {
-    "short": (SHORT,),
-    "long": (LONG,),
-    "mixed": (replace(SHORT, weight=4.0), LONG),
-}
-
-
-def scenario(name: str, prompt: Lengths | None = None, output: Lengths | None = None) -> tuple[Share, ...]:
-    """The shares of a named scenario, with its lengths replaced where given. Raises KeyError."""
-    return tuple(replace(s, prompt=prompt or s.prompt, output=output or s.output) for s in SCENARIOS[name])
+    return replace(mix, draw=draw)

@@ -1,15 +1,14 @@
-"""What a load test asks for: which prompts, how long, how much output, when. Pure and seeded.
+"""What a load test asks for: the jobs of autotune/workload.py as text. Pure and seeded.
 
-Owns how a request of a given length becomes text; the lengths are daemon/load/scenarios.py's. It must not know HTTP,
-clocks or results. Enter at `Workload.request(index)`; the same seed and sizes give the same requests on any machine.
+Owns how a job's streams become words; what arrives when, and how long it is, are the traffic's. It must not know HTTP,
+clocks or results. Enter at `Workload.of(job)`; the same seed and sizes give the same requests on any machine.
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from daemon.load.scenarios import Share
+from autotune.workload import Job, Mix, Synthetic
 
 # Common words that most tokenizers hold as one token each with their leading space.
 _TEXT: Final = (
@@ -50,18 +49,28 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests of one scenario, by index: any of them can be made alone."""
+    """The text of jobs. Two jobs whose streams agree have just as many first words in common."""
 
-    shares: tuple[Share, ...]
+    mix: Mix
     seed: int
     sizer: Sizer = Sizer()
 
+    def of(self, job: Job) -> LoadRequest:
+        """The request of a job: the opening, the first words of the system prompt's stream if it has one, and the
+        first ones of its own."""
+        words = self.sizer.words(job.prompt_tokens)
+        shared = min(words, round(job.system_tokens / self.sizer.tokens_per_word)) if job.system else 0
+        parts = [_OPENING, self._stream(f"system {job.system}", shared), self._stream(f"{job.stream}", words - shared)]
+        sampling = random.Random(f"{self.seed}:sampling:{job.serial}").randrange(2**31)
+        text = " ".join(part for part in parts if part)
+        return LoadRequest(job.serial, job.kind, text, job.prompt_tokens, job.output_tokens, sampling)
+
     def request(self, index: int) -> LoadRequest:
-        rng = random.Random(f"{self.seed}:{index}")
-        share = rng.choices(self.shares, [s.weight for s in self.shares])[0]
-        tokens = share.prompt.draw(rng)
-        text = f"{_OPENING} {sentence(rng, self.sizer.words(tokens))}"
-        return LoadRequest(index, share.kind, text, tokens, share.output.draw(rng), rng.randrange(2**31))
+        """The request of the mix's job number `index`, whatever came before it."""
+        return self.of(Synthetic(self.mix, self.seed, users=1, serial=index).next_job(0.0))
+
+    def _stream(self, name: str, words: int) -> str:
+        return sentence(random.Random(f"{self.seed}:{name}"), words)
 
 
 def sentence(rng: random.Random, words: int) -> str:
@@ -77,12 +86,3 @@ def calibration(words: int = 2000) -> tuple[str, str]:
 def sized(opening_tokens: int, sample_tokens: int, words: int = 2000) -> Sizer:
     """The sizer that `calibration`'s two counts give."""
     return Sizer(max(0.1, (sample_tokens - opening_tokens) / words), opening_tokens, "tokenize")
-
-
-def arrivals(rate: float, duration_s: float, seed: int) -> Iterator[float]:
-    """Offsets in seconds of a Poisson process: independent users do not arrive in step."""
-    rng = random.Random(f"{seed}:arrivals")
-    at = rng.expovariate(rate)
-    while at < duration_s:
-        yield at
-        at += rng.expovariate(rate)

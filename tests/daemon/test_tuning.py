@@ -116,21 +116,3 @@ async def test_a_window_is_what_happened_between_two_snapshots() -> None:
     assert len(window.samples) == 10
     assert window.samples[0].seconds == pytest.approx(0.05)
     assert {shape.output_tokens for shape in window.shapes} == {11}
-
-
-async def test_bench_counts_what_the_server_counts(tmp_path: Path) -> None:
-    from daemon.load.client import connect
-    from daemon.load.drive import Drive
-    from daemon.load.scenarios import scenario
-    from daemon.load.workload import Workload
-
-    async with running(tmp_path) as made, connect(made.addresses.api) as client:
-        drive = Drive(Workload(scenario("short"), 0, await client.prepare()), client.ask)
-        await drive.closed(4, 12)
-        assert len(drive.samples) == 12
-        assert all(sample.counted for sample in drive.samples)
-        _, known = await made.get("/inferd/v1/snapshot?include=totals", control=True)
-        totals = known["totals"]
-        assert sum(totals["finished"].values()) == 12
-        assert totals["prompt_tokens"] == sum(sample.prompt_tokens for sample in drive.samples)
-        assert totals["output_tokens"] == sum(sample.output_tokens for sample in drive.samples)

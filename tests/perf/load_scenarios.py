@@ -6,7 +6,7 @@ from typing import Any
 from daemon.load.client import connect
 from daemon.load.drive import Drive
 from daemon.load.report import Run, summarize
-from daemon.load.scenarios import SCENARIOS
+from daemon.load.scenarios import scenario
 from daemon.load.workload import Workload
 from tests.perf.harness import Findings
 from tests.perf.served import serving
@@ -20,7 +20,7 @@ CONCURRENCY = 8
 async def load(url: str, name: str, requests: int) -> dict[str, Any]:
     """The report of one scenario."""
     async with connect(url, connections=CONCURRENCY) as client:
-        drive = Drive(Workload(SCENARIOS[name], SEED, await client.prepare()), client.ask)
+        drive = Drive(Workload(scenario(name), SEED, await client.prepare()), client.ask)
         await drive.closed(CONCURRENCY, requests)
     about = {
         "url": "",

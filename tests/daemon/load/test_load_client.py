@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from autotune.workload import Job, Replay
 from daemon.load.client import TargetError, connect
 from daemon.load.drive import Drive
 from daemon.load.scenarios import Lengths, scenario
@@ -91,7 +92,7 @@ async def test_an_open_loop_sends_on_time_whatever_the_server_does() -> None:
     fake = FakeOpenAI(first_s=0.3)
     async with serving(fake) as url, connect(url) as client:
         drive = Drive(Workload(SHARES, 1, await client.prepare()), client.ask)
-        await drive.open(iter([0.0, 0.02, 0.04, 0.06]))
+        await drive.send(Replay([Job(at_s=0.02 * n, prompt_tokens=50, output_tokens=4, serial=n) for n in range(4)]))
     assert fake.most_running == 4
     assert len(drive.samples) == 4
     assert drive.lag_s

@@ -4,12 +4,14 @@ from collections import Counter
 
 import pytest
 
-from daemon.load.scenarios import SCENARIOS, Lengths, scenario
-from daemon.load.workload import Sizer, Workload, arrivals, calibration, sized
+from autotune import workload
+from autotune.workload import Job
+from daemon.load.scenarios import ARRIVALS, SCENARIOS, Lengths, scenario
+from daemon.load.workload import Sizer, Workload, calibration, sized
 
 
 def test_same_seed_same_requests_other_seed_others() -> None:
-    one, same, other = (Workload(SCENARIOS["mixed"], seed) for seed in (7, 7, 8))
+    one, same, other = (Workload(scenario("mixed"), seed) for seed in (7, 7, 8))
     assert [one.request(i) for i in range(20)] == [same.request(i) for i in range(20)]
     assert all(one.request(i).prompt != other.request(i).prompt for i in range(20))
     assert one.request(13) == [one.request(i) for i in range(20)][13]
@@ -23,13 +25,13 @@ def test_lengths_lie_in_their_range_and_reach_its_ends() -> None:
 
 
 def test_mixed_holds_both_kinds_in_their_shares() -> None:
-    kinds = Counter(Workload(SCENARIOS["mixed"], seed=3).request(i).kind for i in range(1000))
+    kinds = Counter(Workload(scenario("mixed"), seed=3).request(i).kind for i in range(1000))
     assert 750 < kinds["short"] < 850
     assert kinds["long"] == 1000 - kinds["short"]
 
 
 def test_prompts_differ_right_after_the_opening() -> None:
-    work = Workload(SCENARIOS["short"], seed=1)
+    work = Workload(scenario("short"), seed=1)
     opening, _ = calibration()
     starts = {" ".join(work.request(i).prompt.removeprefix(opening).split()[:4]) for i in range(200)}
     assert len(starts) == 200
@@ -63,9 +65,22 @@ def test_a_range_is_a_number_or_two() -> None:
     assert Lengths.parse("7:9") == Lengths(7, 9)
 
 
-def test_arrivals_have_the_rate_and_end_in_time() -> None:
-    offsets = list(arrivals(rate=50, duration_s=100, seed=2))
-    assert 4700 < len(offsets) < 5300
-    assert offsets == sorted(offsets)
-    assert all(0 < offset < 100 for offset in offsets)
-    assert offsets == list(arrivals(50, 100, 2))
+def test_the_names_are_those_of_the_workloads() -> None:
+    assert sorted(workload.LENGTHS) == list(SCENARIOS)
+    assert sorted(workload.ARRIVALS) == list(ARRIVALS)
+
+
+def test_prompts_share_just_what_their_streams_share() -> None:
+    work = Workload(scenario("shared"), seed=1)
+
+    def words(**fields: int) -> list[str]:
+        return work.of(Job(at_s=0.0, output_tokens=1, **fields)).prompt.split()
+
+    opening = len(calibration()[0].split())
+    one = words(prompt_tokens=80, stream=1, system=1, system_tokens=50)
+    other = words(prompt_tokens=80, stream=2, system=1, system_tokens=50)
+    assert one[: opening + 50] == other[: opening + 50]
+    assert one[opening + 50 :][:4] != other[opening + 50 :][:4]
+    later = words(prompt_tokens=200, stream=1, system=1, system_tokens=50)  # the next turn: what was said, and more
+    assert later[: len(one)] == one
+    assert words(prompt_tokens=80, stream=1, system=2, system_tokens=50)[opening:][:4] != one[opening:][:4]
