@@ -16,6 +16,7 @@ from typing import Any
 from autotune.change import Change, Known, name_of
 from autotune.learning import Learning
 from autotune.memory import Learned
+from autotune.missed import Missed
 from autotune.objective import Targets
 from autotune.rules import chunk, growth, hard_line, inter_token, knee, long_requests, slow_start, thrash, watermark
 from autotune.space import Space
@@ -83,7 +84,7 @@ class Tuner:
         self.targets = targets or Targets()
         self.frozen = bool(learned and learned.frozen)
         self.disabled: dict[str, str] = {}  # rules that raised → what
-        self.unmet: dict[str, str] = {}  # targets that cannot be met → why
+        self.missed = Missed()
         self.changes = 0
         self._settled = 0
         self._publish = publish
@@ -141,7 +142,7 @@ class Tuner:
             "pinned": sorted(self.space.pinned),
             "disabled": dict(self.disabled),
             "targets": asdict(self.targets),
-            "unmet": dict(self.unmet),
+            "unmet": dict(self.missed.now),
             "memory": self.space.unreachable() or None,
             "watermark_blocks": self.space.watermark_blocks,
             "memory_rows": known.memory_rows,
@@ -168,6 +169,7 @@ class Tuner:
         self._earn(now_s)
         self._learning.take(window)
         self.space = self._learning.measured(self.space)
+        self.missed.look(window, limits, self._known(), self._trial.change.why if self._trial else "")
         if self.frozen:
             return limits
         if self._trial is not None:
@@ -178,7 +180,6 @@ class Tuner:
             return limits
         self._recent.append(window)
         found = self._proposal(window, limits, now_s)
-        self._tell(window, found)
         if found is None:
             return limits
         return self._try(*found, limits, now_s)
@@ -296,16 +297,6 @@ class Tuner:
             return
         longer_s = min(self._pace.back_off_most_s, 2 * length_s)
         self._barred[name, up] = (now_s + length_s, longer_s)
-
-    def _tell(self, window: Window, found: tuple[str, Change] | None) -> None:
-        """Which targets are missed while no rule has a remedy."""
-        self.unmet = {}
-        figures = (("ttft_s", window.ttft_p95_s), ("inter_token_s", window.inter_token_p95_s))
-        for name, seen in figures:
-            target = getattr(self.targets, name)
-            if target and seen is not None and seen > target and found is None:
-                waits = f"{window.waiting:.0f} wait behind {window.running:.0f} that run"
-                self.unmet[name] = f"{seen:.2f} s where {target:g} s is wanted, and no limit mends that now: {waits}"
 
     def _say(self, trial: _Trial, said: str, now_s: float, direction: str = "") -> None:
         name = next(iter(trial.change.changes))

@@ -28,6 +28,7 @@ log = logging.getLogger("inferd.doctor")
 PARTS: Final = (
     *("state", "limits", "ceilings", "latency", "time_breakdown", "queue", "totals", "kv", "memory", "steps"),
     "history",
+    "missed_targets",
 )
 _KEPT: Final = 1024
 _LOOKS_TO_CLOSE: Final = 2

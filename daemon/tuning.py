@@ -25,7 +25,7 @@ from daemon.port import EnginePort
 from daemon.settings import Settings
 from engine.budget import Limits, Resolved
 from engine.errors import ConfigError, EngineFault, InferdError
-from telemetry.events import Decision, Event
+from telemetry.events import Decision, Event, TargetsMissed
 from telemetry.snapshot import Snapshot
 
 log = logging.getLogger("inferd.tuner")
@@ -84,6 +84,7 @@ class Tuning:
         self._before: Snapshot | None = None
         self._why = ""  # of the decision under way
         self._saved_s = time.monotonic()
+        self._missed: dict[str, str] = {}  # as published
         self._saved_changes = 0
 
     def begin(self, resolved: Resolved, limits: Limits) -> tuple[Limits, str]:
@@ -137,6 +138,7 @@ class Tuning:
             return
         window = window_between(before, now, self._targets)
         wanted = tuner.steer(window, view.limits, time.monotonic())
+        self._tell_missed(tuner.missed.now)
         changed = {n: v for n, v in asdict(wanted).items() if v != getattr(view.limits, n)}
         if changed:
             try:
@@ -147,6 +149,14 @@ class Tuning:
         due = time.monotonic() - self._saved_s > _SAVE_S and not window.idle
         if due or tuner.settled_changes != self._saved_changes:
             await asyncio.to_thread(self._memory_put)
+
+    def _tell_missed(self, missed: dict[str, str]) -> None:
+        """Publish which targets are missed, when it is others than before."""
+        if missed.keys() != self._missed.keys():
+            self._publish(TargetsMissed(at_ns=time.monotonic_ns(), missed=dict(missed)))
+            for name in missed.keys() - self._missed.keys():
+                log.warning("tuner: the target %s is missed: %s", name, missed[name])
+        self._missed = dict(missed)
 
     def _decided(self, decision: Decision) -> None:
         self._why = f"{decision.rule}: {decision.why}"

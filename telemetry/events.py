@@ -280,6 +280,12 @@ class Decision(Event, frozen=True, kw_only=True):
     also: dict[str, int] = {}  # the other limits of a joint change, and their new values
 
 
+class TargetsMissed(Event, frozen=True, kw_only=True):
+    """Which targets of latency are missed now, each with its reason for people. Published when that changes."""
+
+    missed: dict[str, str]  # ttft_s | inter_token_s → why; empty = none any more
+
+
 class Finding(Event, frozen=True, kw_only=True):
     """What a runbook's check saw. A daemon publishes one when it is made or changes, and once more, with `active`
     false, when it is gone. The runbook's Markdown: `inferd doctor runbook NAME`, `GET /inferd/v1/runbooks/NAME`."""
@@ -342,6 +348,7 @@ AnyEvent = (
     | EngineStarted
     | EngineEnded
     | LimitsChanged
+    | TargetsMissed
     | Decision
     | Finding
     | Incident

@@ -53,6 +53,7 @@ class Fold:
             events.EngineStarted: self._engine_started,
             events.EngineEnded: self._engine_ended,
             events.LimitsChanged: self._limits_changed,
+            events.TargetsMissed: self._targets_missed,
             events.Decision: self._decision,
             events.Finding: self._finding,
             events.Incident: self._incident,
@@ -283,6 +284,9 @@ class Fold:
 
     def _limits_changed(self, event: events.LimitsChanged) -> None:
         self._state.limits = event.limits
+
+    def _targets_missed(self, event: events.TargetsMissed) -> None:
+        self._state.missed_targets = event.missed
 
     def _decision(self, event: events.Decision) -> None:
         kept = self._state.decisions

@@ -8,9 +8,10 @@ from typing import Final
 
 import msgspec
 
-from telemetry.events import EngineStarted, LimitsView, RequestRecord
+from telemetry.events import Decision, EngineStarted, LimitsView, RequestRecord
 
 PROVIDER: Final = "inferd"
+DECISION: Final = "inferd.decision"  # a span event
 STAGE_SPAN: Final = "inferd.stage.{stage}"
 START_SPAN: Final = "inferd.start"
 START_PHASE_SPAN: Final = "inferd.start.{phase}"
@@ -62,6 +63,23 @@ def request_attributes(record: RequestRecord, limits: LimitsView | None = None, 
     if error := error_type(record):
         attributes["error.type"] = error
     return attributes
+
+
+def decision_attributes(decision: Decision) -> Attributes:
+    """The attributes of a span event: what the tuner changed, why, and what came of it if that is known."""
+    return {
+        "inferd.decision.number": decision.number,
+        "inferd.decision.rule": decision.rule,
+        "inferd.decision.knob": decision.knob,
+        "inferd.decision.direction": decision.direction,
+        "inferd.decision.before": decision.before,
+        "inferd.decision.after": decision.after,
+        "inferd.decision.why": decision.why,
+        "inferd.decision.verdict": decision.verdict,
+        **{f"inferd.decision.evidence.{name}": value for name, value in decision.evidence.items()},
+        **{f"inferd.decision.predicted.{name}": value for name, value in decision.predicted.items()},
+        **{f"inferd.decision.measured.{name}": value for name, value in decision.measured.items()},
+    }
 
 
 def start_attributes(event: EngineStarted) -> Attributes:

@@ -60,6 +60,7 @@ class Snapshot(Part, frozen=True, kw_only=True):
     history: list[Sample] | None = None  # oldest first
     findings: list[events.Finding] | None = None  # those that hold now
     decisions: list[events.Decision] | None = None
+    missed_targets: dict[str, str] | None = None  # of latency, each with its reason
     incidents: list[events.Incident] | None = None
     versions: dict[str, str] | None = None
     config: dict[str, Any] | None = None
@@ -279,6 +280,7 @@ PARTS: Final[Mapping[str, Callable[[State, int, Views], Any]]] = {
     "findings": lambda state, now_ns, views: list(state.findings.values()),
     "history": lambda state, now_ns, views: list(views.history) if views.history is not None else None,
     "decisions": lambda state, now_ns, views: list(state.decisions),
+    "missed_targets": lambda state, now_ns, views: state.missed_targets,
     "incidents": lambda state, now_ns, views: list(state.incidents),
     "versions": lambda state, now_ns, views: dict(views.versions) if views.versions is not None else None,
     "config": lambda state, now_ns, views: dict(views.config) if views.config is not None else None,

@@ -9,23 +9,26 @@ stages are the pieces that really passed, each prefill chunk a span.
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event as SpanEvent
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from telemetry.events import STAGES, EngineStarted, LimitsView, RequestRecord
+from telemetry.events import STAGES, Decision, EngineStarted, LimitsView, RequestRecord
 from telemetry.semconv import (
     CHUNK,
     CHUNK_TOKENS,
+    DECISION,
     FAULTS,
     PROVIDER,
     STAGE_SPAN,
     START_PHASE_SPAN,
     START_SPAN,
     Attributes,
+    decision_attributes,
     request_attributes,
     start_attributes,
 )
@@ -51,8 +54,10 @@ class Tree:
         detail: bool = False,
         limits: LimitsView | None = None,
         block_size: int = 0,
+        decisions: Sequence[Decision] = (),
     ) -> list[ReadableSpan]:
-        """The children and then the root of a choice. `limits` and `block_size`: of the engine that served it."""
+        """The children and then the root of a choice. `limits` and `block_size`: of the engine that served it. Those of
+        the tuner's `decisions` that were made meanwhile are events of the root."""
         trace_id = int(record.trace_id, 16) if record.trace_id else self._random.getrandbits(128) or 1
         root = self._context(trace_id, int(record.span_id, 16) if record.span_id else 0)
         parent = None
@@ -71,6 +76,11 @@ class Tree:
                 record.at_ns + offset_ns,
                 request_attributes(record, limits, block_size),
                 kind=SpanKind.SERVER,
+                events=[
+                    SpanEvent(DECISION, decision_attributes(one), one.at_ns + offset_ns)
+                    for one in decisions
+                    if record.arrival_ns <= one.at_ns <= record.at_ns
+                ],
                 status=Status(StatusCode.ERROR, record.error or record.reason) if fault else Status(),
             )
         )
@@ -105,6 +115,7 @@ class Tree:
         *,
         kind: SpanKind = SpanKind.INTERNAL,
         status: Status | None = None,
+        events: Sequence[SpanEvent] = (),
     ) -> ReadableSpan:
         return ReadableSpan(
             name,
@@ -114,6 +125,7 @@ class Tree:
             attributes=attributes,
             kind=kind,
             status=status or Status(),
+            events=events,
             start_time=begin_ns,
             end_time=end_ns,
             instrumentation_scope=self._scope,

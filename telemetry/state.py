@@ -119,6 +119,7 @@ class State:
     decision_counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     incidents: deque[events.Incident] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
     findings: dict[str, events.Finding] = field(default_factory=dict)  # by runbook
+    missed_targets: dict[str, str] | None = None
     decisions: deque[events.Decision] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
     lag: dict[str, Histogram] = field(default_factory=lambda: _each(events.LOOPS, buckets.LAG))
     unfolded: int = 0  # events that the fold could not take: a defect of ours, counted

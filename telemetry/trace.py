@@ -7,21 +7,24 @@ whose losses are counted, and nothing else.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from telemetry.bus import Undelivered
-from telemetry.events import EngineStarted, Event, LimitsChanged, LimitsView, RequestRecord
+from telemetry.events import Decision, EngineStarted, Event, LimitsChanged, LimitsView, RequestRecord
 from telemetry.semconv import FAULTS
 from telemetry.spans import Tree
+
+_DECISIONS = 256  # of the tuner: those that a request under way can have seen
 
 
 class Traces:
     """Turns events into spans and hands them to `exporter`. `take` runs on one thread; `level` may be set from any."""
 
-    wants: tuple[type[Event], ...] = (RequestRecord, EngineStarted, LimitsChanged)
+    wants: tuple[type[Event], ...] = (RequestRecord, EngineStarted, LimitsChanged, Decision)
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Traces:
         self._wall_ns = wall_ns
         self._limits: LimitsView | None = None
         self._block_size = 0
+        self._decisions: deque[Decision] = deque(maxlen=_DECISIONS)
 
     def take(self, batch: Sequence[Event]) -> None:
         """Export what the batch has to tell. Raises Undelivered if the exporter does not take it."""
@@ -61,13 +65,20 @@ class Traces:
     def _spans(self, event: Event, offset_ns: int, level: str) -> list[ReadableSpan]:
         if isinstance(event, LimitsChanged):
             self._limits = event.limits
+        elif isinstance(event, Decision):
+            self._decisions.append(event)
         elif isinstance(event, EngineStarted):
             self._limits = event.limits
             self._block_size = int(event.resolved.get("block_size", 0))
             return self._tree.start(event, offset_ns) if level != "off" else []
         elif isinstance(event, RequestRecord) and level != "off" and self._wanted(event):
             return self._tree.request(
-                event, offset_ns, detail=level == "detail", limits=self._limits, block_size=self._block_size
+                event,
+                offset_ns,
+                detail=level == "detail",
+                limits=self._limits,
+                block_size=self._block_size,
+                decisions=self._decisions,
             )
         return []
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,22 @@ def _holds_the_hard_line(served: Served) -> None:
         return memory["source"] == "ledger" and beside + most <= 0.86 * memory["limit_bytes"]
 
     slowly(held, "kv_blocks at the hard line of what is measured")
+
+
+def test_a_target_that_cannot_be_met_is_a_finding_that_says_which_and_why(tmp_path: Path) -> None:
+    """No machine makes a first token in a microsecond."""
+    model = tiny_model(tmp_path / "model")
+    flags = ("--served-model-name", MODEL, "--memory-limit", "600MiB", "--target-ttft", "0.000001")
+    with Served(tmp_path, str(model), *flags, command=HASTY) as daemon, Load(daemon, 4, "tell me about rivers", 16):
+
+        def told() -> list[dict[str, Any]]:
+            return [f for f in daemon.snapshot("findings")["findings"] if f["runbook"] == "missed_targets"]
+
+        (found,) = slowly(told, "a finding of missed targets")
+        assert "time to first token" in found["summary"]
+        assert "1e-06 s is wanted" in found["summary"]
+        assert set(daemon.snapshot("missed_targets")["missed_targets"]) == {"ttft_s"}
+        assert "target ttft_s is missed" in inferd(daemon, "tune", "status")
 
 
 def _stays_still_when_frozen(served: Served) -> None:
