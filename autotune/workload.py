@@ -59,6 +59,7 @@ class Mix:
     draw: Callable[[random.Random], tuple[str, int, int]]  # kind, prompt tokens, output tokens
     systems: int = 0  # how many system prompts there are; 0 = nobody shares anything
     system_tokens: int = 0
+    shared: frozenset[str] = frozenset()  # the kinds that begin with one; empty = every kind
     turns: float = 1.0
     think_s: float = 5.0
 
@@ -160,7 +161,8 @@ class Synthetic:
         self.serial += 1
         rng = random.Random(f"{self.seed}:{self.serial}")
         kind, prompt, output = self.mix.draw(rng)
-        system = rng.randint(1, self.mix.systems) if self.mix.systems else 0
+        begins = self.mix.systems and (not self.mix.shared or kind in self.mix.shared)
+        system = rng.randint(1, self.mix.systems) if begins else 0
         shared = self.mix.system_tokens if system else 0
         output = max(1, min(output, self.longest // 2))
         return Job(

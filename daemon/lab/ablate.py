@@ -14,12 +14,13 @@ import click
 
 from daemon.lab import features, record, stats
 from daemon.lab.gather import better, run_of
-from daemon.lab.mixture import Mixture
+from daemon.lab.mixture import mixture
 from daemon.lab.record import Effect, Report, Run
 from daemon.lab.side import Side, SideFailed, serving
 from daemon.lab.watch import Watch
 from daemon.load.client import connect
 from daemon.load.drive import Drive
+from daemon.load.workload import Workload
 
 FIGURES: Final = (
     *("output_tokens_per_s", "ttft_p50_s", "ttft_p95_s", "inter_token_p50_s", "inter_token_p95_s"),
@@ -101,8 +102,8 @@ async def measured(
     async with connect(served.url, connections=asked.concurrency) as client:
         sizer = await client.prepare()
         for index in range(_WARM_UP):
-            await client.ask(Mixture(-1 - seed, asked.longest, sizer).request(index), time.perf_counter())
-        drive = Drive(Mixture(seed, asked.longest, sizer), client.ask)
+            await client.ask(Workload(mixture(asked.longest), -1 - seed, sizer).request(index), time.perf_counter())
+        drive = Drive(Workload(mixture(asked.longest), seed, sizer), client.ask)
         async with Watch(served.endpoint, every_s=0.25) as watch:
             await drive.closed(asked.concurrency, asked.requests)
     run = run_of(

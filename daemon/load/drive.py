@@ -9,20 +9,14 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.workload import Job, Traffic, synthetic
 from daemon.load.client import Sample
-from daemon.load.workload import LoadRequest
+from daemon.load.workload import LoadRequest, Workload
 
 Ask = Callable[[LoadRequest, float], Awaitable[Sample]]
 _TICK_S = 0.05
-
-
-class Requests(Protocol):
-    """Where requests come from, by index."""
-
-    def request(self, index: int) -> LoadRequest: ...
 
 
 @dataclass(slots=True)
@@ -30,7 +24,7 @@ class Drive:
     """One run. `lag_s` is how late this process's own event loop woke up: a high one means that the client, not the
     server, was the bottleneck."""
 
-    workload: Requests
+    workload: Workload
     ask: Ask
     samples: list[Sample] = field(default_factory=list)
     lag_s: list[float] = field(default_factory=list)

@@ -9,8 +9,8 @@ import pytest
 from daemon.lab import features, record
 from daemon.lab.ablate import effects
 from daemon.lab.features import ALL_OFF, ALL_ON, TABLE, against, chosen, sides
-from daemon.lab.mixture import Mixture
-from daemon.load.workload import Sizer
+from daemon.lab.mixture import mixture
+from daemon.load.workload import Sizer, Workload
 from engine.config import FEATURES
 from tests.daemon.lab import made
 from tests.fakes.tiny_served import tiny_model
@@ -41,7 +41,7 @@ def test_one_feature_has_two_sides() -> None:
 
 
 def test_the_load_gives_every_feature_something_to_do() -> None:
-    load = Mixture(3, 1000, Sizer())
+    load = Workload(mixture(1000), 3, Sizer())
     asked = [load.request(n) for n in range(200)]
     assert asked == [load.request(n) for n in range(200)], "the same seed, the same requests"
     assert max(one.prompt_tokens + one.max_tokens for one in asked) < 1000
