@@ -25,6 +25,7 @@ LENGTHS: Final = ("short", "long", "mixed", "fixed", "lognormal", "bimodal", "he
 _BURST_S, _QUIET_S = 10.0, 30.0  # a burst's mean length, and that of the calm after it
 _DAY_S = 3600.0  # a simulated day: what grows in half of it, shrinks in the other
 _SWITCH_S = 60.0
+UNBOUNDED: Final = 1 << 30  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ class Synthetic:
     offsets: Callable[[], Iterator[float]] | None = None
     users: int = 0
     until_s: float = math.inf
-    longest: int = 1 << 30  # prompt + output: what the server takes at most
+    longest: int = UNBOUNDED  # prompt + output: what the server takes at most
     serial: int = 0  # of the last job that was made
 
     def arrivals(self) -> Iterator[Job]:
@@ -185,7 +186,7 @@ def synthetic(
     rate: float = 0.0,
     users: int = 0,
     until_s: float = math.inf,
-    longest: int = 1 << 30,
+    longest: int = UNBOUNDED,
 ) -> Synthetic:
     """Traffic of a mix, or of the one of that name: `rate` requests/s on average arriving as `arrival`, or else `users`
     in a closed loop. Raises KeyError for an unknown mix, ValueError for unknown arrivals or neither rate nor users."""

@@ -10,13 +10,14 @@ import time
 from types import TracebackType
 
 from daemon.load.client import Sample
-from daemon.load.drive import Ask, Requests
+from daemon.load.drive import Ask
+from daemon.load.workload import Workload
 
 
 class Pressure:
     """`samples` are those of requests that ended, in that order."""
 
-    def __init__(self, requests: Requests, ask: Ask) -> None:
+    def __init__(self, requests: Workload, ask: Ask) -> None:
         self.requests = requests
         self.samples: list[Sample] = []
         self.running = 0

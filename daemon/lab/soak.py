@@ -5,18 +5,20 @@ Owns the phases, the climb and the progress line; judgements are verdicts.py's. 
 
 import asyncio
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import click
 import msgspec
 
 from autotune.space import WATERMARK
+from autotune.workload import MIXES, UNBOUNDED
 from daemon.lab import record
 from daemon.lab.gather import run_of
 from daemon.lab.pressure import Pressure
@@ -24,7 +26,6 @@ from daemon.lab.record import Report, Run, Verdict
 from daemon.lab.verdicts import judged
 from daemon.lab.watch import Watch, beside
 from daemon.load.client import LoadClient, TargetError, connect
-from daemon.load.scenarios import SCENARIOS, Lengths, Share
 from daemon.load.workload import Sizer, Workload
 from telemetry.snapshot import Snapshot
 
@@ -111,8 +112,8 @@ async def _phase(
         )
     async with scout:
         assert scout.first is not None
-        shares = fitting(SCENARIOS[phase], scout.first)
-        async with Pressure(Workload(shares, seed, sizer), client.ask) as pressure:
+        longest = fitting(scout.first)
+        async with Pressure(Workload(MIXES[phase], seed, sizer, longest), client.ask) as pressure:
             pressure.raise_to(PHASES[phase])
             reached = await _climb(asked, phase, pressure, scout, stop)
             begin = len(pressure.samples)
@@ -130,29 +131,21 @@ async def _phase(
                 watch=watch,
                 seed=seed,
                 settings=watch.settings,
-                notes=(reached, *_scaled(phase, shares)),
+                notes=(reached, *_cut(phase, longest)),
             )
     found = [Verdict(name=f"{phase}: driven to the watermark", passed=None, why=reached)]
     return run, [*found, *judged(run, pressure.concurrency)], watch.versions
 
 
-def fitting(shares: tuple[Share, ...], server: Snapshot) -> tuple[Share, ...]:
-    """The shares, scaled down where the longest request would not fit into the server's context."""
-    limit = server.limits.context_limit if server.limits else 1 << 30
-    longest = max(share.prompt.high + share.output.high for share in shares)
-    scale = min(1.0, limit * _LONGEST_SHARE / longest)
-
-    def scaled(lengths: Lengths) -> Lengths:
-        return Lengths(max(1, int(lengths.low * scale)), max(1, int(lengths.high * scale)))
-
-    return tuple(replace(share, prompt=scaled(share.prompt), output=scaled(share.output)) for share in shares)
+def fitting(server: Snapshot) -> int:
+    """Prompt and answer in tokens that fit into the server's context, its chat template included."""
+    return int(_LONGEST_SHARE * server.limits.context_limit) if server.limits else UNBOUNDED
 
 
-def _scaled(phase: str, shares: tuple[Share, ...]) -> list[str]:
-    if shares == SCENARIOS[phase]:
+def _cut(phase: str, longest: int) -> list[str]:
+    if max(sum(MIXES[phase].draw(random.Random(n))[1:]) for n in range(200)) <= longest:
         return []
-    kinds = ", ".join(f"{s.kind} {s.prompt.low} to {s.prompt.high} + {s.output.low} to {s.output.high}" for s in shares)
-    return [f"lengths are scaled to the server's context: {kinds} tokens"]
+    return [f"requests are cut to {longest} tokens, which fit into the server's context"]
 
 
 async def _climb(asked: Soak, phase: str, pressure: Pressure, watch: Watch, stop: asyncio.Event) -> str:

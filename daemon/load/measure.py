@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from autotune.workload import Replay, Traffic, synthetic
+from autotune.workload import UNBOUNDED, Replay, Traffic, synthetic
 from daemon.lab.recorded import recording
 from daemon.lab.shelf import keep_load
 from daemon.lab.watch import Watch, beside
@@ -27,7 +27,6 @@ from daemon.load.workload import Workload
 
 _PROGRESS_S = 1.0
 _TEMPLATE_TOKENS = 64  # what a chat template adds to a prompt, with room to spare
-_UNBOUNDED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +114,7 @@ def _traffic(asked: Asked, workload: Workload, recorded: Replay | None, longest:
     """What to send, and how many at most."""
     if recorded:
         return recorded, None
-    most = longest - _TEMPLATE_TOKENS if longest else _UNBOUNDED
+    most = longest - _TEMPLATE_TOKENS if longest else UNBOUNDED
     if asked.rate is not None:
         return synthetic(
             workload.mix, seed=asked.seed, arrival=asked.arrival, rate=asked.rate, until_s=asked.duration, longest=most

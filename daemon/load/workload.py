@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from autotune.workload import Job, Mix, Synthetic
+from autotune.workload import UNBOUNDED, Job, Mix, Synthetic
 
 # Common words that most tokenizers hold as one token each with their leading space.
 _TEXT: Final = (
@@ -54,6 +54,7 @@ class Workload:
     mix: Mix
     seed: int
     sizer: Sizer = Sizer()
+    longest: int = UNBOUNDED  # prompt and answer in tokens
 
     def of(self, job: Job) -> LoadRequest:
         """The request of a job: the opening, the first words of the system prompt's stream if it has one, and the
@@ -67,7 +68,7 @@ class Workload:
 
     def request(self, index: int) -> LoadRequest:
         """The request of the mix's job number `index`, whatever came before it."""
-        return self.of(Synthetic(self.mix, self.seed, users=1, serial=index).next_job(0.0))
+        return self.of(Synthetic(self.mix, self.seed, users=1, serial=index, longest=self.longest).next_job(0.0))
 
     def _stream(self, name: str, words: int) -> str:
         return sentence(random.Random(f"{self.seed}:{name}"), words)
