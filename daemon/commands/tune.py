@@ -1,4 +1,4 @@
-"""`inferd tune`: what the tuner did and learned, and what it would do.
+"""`inferd tune`: what the tuner did and learned, what it would do, and a search for start-up settings.
 
 Owns the flags and the output; autotune/ and daemon/lab do the work. Enter at `command`.
 """
@@ -12,12 +12,28 @@ import click
 _PRESETS = ("agent", "batch", "chat")  # autotune.objective.PRESETS; named here so that --help loads nothing
 _ARRIVALS = ("bursty", "diurnal", "poisson", "switching")
 _LENGTHS = ("agent", "bimodal", "fixed", "heavy", "lognormal", "long", "mixed", "shared", "short", "turns")
+_OBJECTIVES = ("throughput", "ttft", "inter-token", "memory")  # daemon.lab.trial.OBJECTIVES
+_KNOBS = ("block_size", "dtype", "threads", "max_num_seqs", "max_num_batched_tokens")  # daemon.lab.knobs.NAMES
 _KEY_VARIABLE = "INFERD_ADMIN_KEY"
+
+
+class _Span(click.ParamType[float]):
+    """A time such as 90s, 30m or 2h, in seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        number, unit = str(value)[:-1], {"s": 1, "m": 60, "h": 3600}.get(str(value)[-1:])
+        if unit is None or not number.replace(".", "", 1).isdecimal():
+            self.fail(f"{value!r} is not a time such as 90s, 30m or 2h", param, ctx)
+        return float(number) * unit
 
 
 @click.group()
 def command() -> None:
-    """See and steer the tuner, and ask the simulator."""
+    """See and steer the tuner, ask the simulator, search for start-up settings."""
 
 
 def _where(function: Any) -> Any:
@@ -145,3 +161,51 @@ def set_limits(socket: str, url: str, why: str, limits: tuple[str, ...]) -> None
             raise click.UsageError(f"{pair!r} is not LIMIT=VALUE with a whole number")
         wanted[name] = int(value)
     _order(socket, url, {"set": wanted, "why": why})
+
+
+@command.command()
+@click.argument("model", default="smollm2")
+@click.option(
+    "--objective", type=click.Choice(_OBJECTIVES), default="throughput", show_default=True, help="What counts."
+)
+@click.option("--budget", type=_Span(), default="30m", show_default=True, help="Time for trials, over all calls.")
+@click.option("--trials", type=click.IntRange(1), default=200, show_default=True, help="Most trials, over all calls.")
+@click.option(
+    "--knob", "knobs", type=click.Choice(_KNOBS), multiple=True, help="Only this one; repeatable.  [default: all]"
+)
+@click.option("--profile", default="profile.toml", show_default=True, metavar="FILE", help="Where the settings go.")
+@click.option("--store", default="search.journal", show_default=True, metavar="FILE", help="Every result; resumes it.")
+@click.option(
+    "--confirm", type=click.IntRange(0), default=3, show_default=True, help="Best and defaults again, in turns."
+)
+@click.option("--requests", type=click.IntRange(4), default=32, show_default=True, help="Requests of one trial.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=12, show_default=True, help="Requests under way at once."
+)
+@click.option("--longest", type=click.IntRange(64), default=2048, show_default=True, help="Longest context, in tokens.")
+@click.option("--memory-limit", default="", metavar="SIZE", help="For each daemon, e.g. 1200MiB.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests.")
+@click.option("--report", default="", metavar="FILE.html", help="Also write a page with plots, and its JSON beside it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def search(model: str, profile: str, store: str, report: str, as_json: bool, **flags: Any) -> None:
+    """Which start-up settings are best on this machine: block size, dtype, threads, ceilings?
+
+    Starts a daemon of MODEL for each trial, sends it the same seeded load, and stops early what is clearly worse. Ends
+    in a profile for `inferd serve --profile`. Every result is kept in the journal: called again with the same flags, it
+    goes on where it was, whatever ended it. Live limits are the tuner's, which needs no search.
+    """
+    from pathlib import Path
+
+    from daemon.lab import record, shelf
+    from daemon.lab.search import Search, profile_text, searched
+    from daemon.lab.trial import Load
+
+    if report:
+        shelf.check(report)
+    record.check_writable([Path(profile), Path(store)])
+    load = Load(**{name: flags.pop(name) for name in ("requests", "concurrency", "longest", "seed")})
+    found, settings = searched(Search(model=model, store=Path(store), budget_s=flags.pop("budget"), load=load, **flags))
+    record.write(Path(profile), profile_text(found, settings))
+    if report:
+        shelf.keep(report, found)
+    click.echo(record.encode(found) if as_json else "\n".join([*found.notes, f"The profile is {profile}."]))

@@ -49,12 +49,15 @@ def page(report: Report) -> str:
     """The whole page."""
     parts = [f"<h1>{escape(report.title)}</h1>", f'<p class="about">{escape(_about(report))}</p>', _verdicts(report)]
     parts += _effects(report)
-    if report.kind != "ablation" and len(report.runs) <= panels.MOST_WHOLE_RUNS:
+    if report.kind == "search":
+        parts += ["<h2>Trials</h2>", _plots(panels.of_search(report)), _trials(report)]
+    elif report.kind != "ablation" and len(report.runs) <= panels.MOST_WHOLE_RUNS:
         for run in report.runs:
             parts += [f"<h2>{escape(_name(report, run))}</h2>", *_notes(run.notes), _plots(panels.of_run(run))]
     else:
         parts += ["<h2>Side by side</h2>", _plots(panels.of_sides(report))]
-    parts += ["<h2>Figures</h2>", *_notes(report.notes), _figures(report), *_facts(report)]
+    figures = "" if report.kind == "search" else _figures(report)
+    parts += ["<h2>Figures and facts</h2>", *_notes(report.notes), figures, *_facts(report)]
     colours = "".join(
         f".s{n}{{stroke:{colour}}}.f{n}{{fill:{colour}}}.k{n}{{background:{colour}}}"
         for n, colour in enumerate(_COLOURS)
@@ -131,6 +134,20 @@ def _figures(report: Report) -> str:
     return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
 
 
+def _trials(report: Report) -> str:
+    """A row a trial: its settings, its figures, what became of it."""
+    knobs = list(dict.fromkeys(name for run in report.runs for name in run.settings))
+    head = "".join(f"<th>{escape(name)}</th>" for name in (*knobs, *_FORESTS))
+    rows = [
+        f"<tr><td>{escape(run.side)}</td>"
+        + "".join(f"<td>{escape(str(run.settings.get(name, '')))}</td>" for name in knobs)
+        + "".join(f"<td>{_cell(name, [run.figures[name]] if name in run.figures else [])}</td>" for name in _FORESTS)
+        + f'<td class="words">{escape(", ".join(run.notes))}</td></tr>'
+        for run in report.runs
+    ]
+    return f"<table><tr><th></th>{head}<th></th></tr>{''.join(rows)}</table>"
+
+
 def _cell(name: str, values: list[float]) -> str:
     if not values:
         return "–"
@@ -144,7 +161,7 @@ def _facts(report: Report) -> list[str]:
         ("Machine", report.machine),
         ("Versions", report.versions),
         ("Settings", report.settings),
-        *((f"Settings: {side}", report.of(side)[0].settings) for side in report.sides),
+        *((f"Settings: {side}", report.of(side)[0].settings) for side in report.sides if report.kind != "search"),
         ("Seeds", {"seeds": ", ".join(map(str, report.seeds))}),
     ]
     parts = []

@@ -78,6 +78,36 @@ def of_sides(report: Report) -> list[Plot]:
     ]
 
 
+def of_search(report: Report) -> list[Plot]:
+    """Each figure over the trials, in their order."""
+    shown = {
+        "output_tokens_per_s": ("Output tokens a second", svg.plain),
+        "ttft_p95_s": ("Time to first token, p95", seconds),
+        "inter_token_p95_s": ("Gap between tokens, p95", seconds),
+        "peak_in_use_bytes": ("Most memory in use", readable),
+    }
+    groups = {
+        "whole": [(n, run) for n, run in enumerate(report.runs) if not run.notes],
+        "stopped early": [(n, run) for n, run in enumerate(report.runs) if "stopped early" in run.notes],
+    }
+    return [
+        (
+            title,
+            svg.cloud(
+                title,
+                {
+                    name: [(float(n), run.figures[figure]) for n, run in group if figure in run.figures]
+                    for name, group in groups.items()
+                    if group
+                },
+                form,
+                "trial",
+            ),
+        )
+        for figure, (title, form) in shown.items()
+    ]
+
+
 def binned(run: Run, figure: str, share: float, kind: str = "", bins: int = _BINS) -> list[tuple[float, float]]:
     """A percentile (`share` of 100) of a request's figure by the time it was sent; bins without any are left out."""
     width = max(run.seconds / bins, 1e-6)
