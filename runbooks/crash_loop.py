@@ -84,6 +84,7 @@ def _life_before(evidence: Evidence) -> Finding | None:
         confidence=0.9,
         next_step="inferd doctor runbook crash_loop the-daemon-died",
         section="the-daemon-died",
+        explains=_EXPLAINS,
         causes=", ".join(each.cause for each in both),
         last=both[-1].summary,
         bundle=both[-1].bundle or "none",

@@ -88,6 +88,21 @@ def do_command(ctx: click.Context, /, action: str, words: tuple[str, ...]) -> in
     return 0
 
 
+@command.command()
+@click.argument("model", required=False)
+@click.option("--only", multiple=True, metavar="NAME", help="This drill only; repeat it for more.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+def gameday(model: str | None, only: tuple[str, ...], as_json: bool) -> int:
+    """Try the instruments: each fault drill on a scratch daemon of its own, with MODEL or a tiny random one.
+
+    Of each it says whether the metric moved, the alert would fire, the finding was made first and the remedy works.
+    The machine's own daemon is not touched. Takes some minutes. Exit code 1 if anything is missing.
+    """
+    from daemon.gameday.command import run
+
+    return run(model, only, as_json)
+
+
 def _endpoint(socket_path: str, url: str) -> Endpoint:
     return find(socket_path or _own_socket(), url, os.environ.get("INFERD_ADMIN_KEY", ""))
 
