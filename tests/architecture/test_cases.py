@@ -9,10 +9,44 @@ import pytest
 TESTS = Path(__file__).resolve().parent.parent
 
 CASES: dict[str, list[str]] = {
+    "1 log-probabilities of a prompt exhaust memory that was not planned": [
+        "engine/test_loop.py: test_case_1_prompt_logprobs_fail_their_request_alone_with_50_others_running",
+        "engine/test_budget_plan.py: test_prompt_logprobs_and_logits_are_counted",
+        "daemon/test_drills.py: test_each_drill_once_in_random_order_under_load",
+    ],
+    "2 out of memory, and no figures": [
+        "telemetry/test_forensics.py: test_each_cause_is_found_with_evidence_for_it_and_against_every_other",
+        "telemetry/test_postmortem.py: test_an_incident_becomes_a_bundle_with_ladder_steps_limits_and_requests",
+    ],
+    "3 what is inside the budget": [
+        "telemetry/test_ladder.py: test_gaps_have_names_and_the_daemon_is_runtime",
+        "engine/test_budget_plan.py: test_the_plan_counts_the_rows_and_the_table_of_positions",
+        "real/test_memory_ledger.py: test_what_is_booked_explains_the_process_idle_loaded_and_after_and_a_hoard_shows",
+    ],
+    "4 another process holds the memory": [
+        "telemetry/test_ladder.py: test_neighbours_are_what_of_the_limit_others_hold",
+        "telemetry/test_ladder.py: test_two_daemons_on_one_device_are_neighbours_and_each_budget_is_its_own",
+        "daemon/test_drills.py: test_each_drill_once_in_random_order_under_load",
+    ],
+    "5 no figure for fragmentation": [
+        "telemetry/test_ladder.py: test_fragmentation_is_what_is_free_outside_the_largest_piece",
+        "telemetry/test_forensics.py: test_fixture_fragmentation_of_a_device_allocator",
+        "daemon/test_drills.py: test_each_drill_once_in_random_order_under_load",
+    ],
+    "6 a memory snapshot has to be asked for before the fault": [
+        "daemon/test_drills.py: test_each_drill_once_in_random_order_under_load",
+        "telemetry/test_postmortem.py: test_an_incident_becomes_a_bundle_with_ladder_steps_limits_and_requests",
+    ],
     "7 aborted requests leak blocks": [
         "engine/test_scheduler_cases.py: test_case_7_requests_aborted_at_any_stage_leave_no_block_and_no_entry_behind",
         "properties/test_state_machine.py: test_promises_hold_for_any_history",
         "real/test_survival.py: test_clients_come_and_go",
+        "telemetry/test_leaks.py: test_blocks_without_an_owner_are_suspected_once",
+    ],
+    "8 host memory grows until the container is killed": [
+        "daemon/test_soak.py: test_5000_short_requests_leave_nothing_behind",
+        "telemetry/test_leaks.py: test_resident_memory_that_only_grows_is_suspected",
+        "telemetry/test_postmortem.py: test_a_moved_counter_makes_it_a_kill_for_memory",
     ],
     "9 memory stays taken after a crash while it stops or loads": [
         "daemon/test_session.py: test_killed_while_it_stops_the_drain_still_ends",
@@ -25,6 +59,24 @@ CASES: dict[str, list[str]] = {
         "daemon/test_session_tiny_model.py: "
         "test_a_memory_limit_too_small_for_the_context_is_refused_before_anything_is_taken",
     ],
+    "11 KV memory exists only as a line of the log": [
+        "telemetry/test_ladder.py: test_before_the_first_step_the_pool_is_free",
+        "telemetry/test_exposition.py: test_a_name_is_registered_before_it_has_an_owner",
+    ],
+    "12 gauges are removed as internal": [
+        "telemetry/test_exposition.py: test_names_types_and_labels_are_the_golden_ones"
+    ],
+    "13 a metric is missing in one mode": [
+        "telemetry/test_exposition.py: test_the_golden_names_are_there_in_every_mode",
+        "telemetry/test_exposition.py: test_older_names_are_served_when_asked_for",
+    ],
+    "14 TTFT is zero, or counts something else than requests": [
+        "daemon/test_api_stages.py: test_a_first_token_is_published_once_for_every_choice_that_has_one",
+    ],
+    "15 a map grew without a metric": [
+        "daemon/test_map_sizes.py: test_what_grows_with_requests_has_a_gauge_that_grows_with_it",
+        "daemon/test_soak.py: test_5000_short_requests_leave_nothing_behind",
+    ],
     "16 short prompts behind many long ones": [
         "engine/test_scheduler_cases.py: test_case_16_short_requests_do_not_wait_for_long_prompts_that_came_first",
     ],
@@ -36,8 +88,36 @@ CASES: dict[str, list[str]] = {
         "engine/test_scheduler_cases.py: "
         "test_case_18_running_streams_get_a_token_in_every_step_and_prefill_only_its_share",
     ],
+    "19 slow at the client, fast on the server's metrics": [
+        "daemon/test_stage_sum.py: test_the_stages_of_300_mixed_requests_sum_to_the_handlers_own_stamps",
+        "daemon/test_stage_sum.py: test_a_delay_planted_in_one_stage_appears_in_that_stage_alone",
+    ],
     "20 preempted and resumed for ever": [
         "engine/test_scheduler_cases.py: test_case_20_a_pool_too_small_for_two_makes_progress_without_a_loop",
+    ],
+    "21 nobody knows who was preempted": [
+        "engine/test_scheduler_cases.py: test_case_21_every_preemption_says_who_lost_what_and_why",
+        "daemon/test_cases_served.py: test_case_36_random_prompts_have_no_hits_even_when_they_are_preempted",
+    ],
+    "22 spans are lost when a second process exists": [
+        "telemetry/test_otlp_daemon.py: test_whole_trees_whatever_becomes_of_a_request",
+    ],
+    "23 a dead collector stops the server": [
+        "telemetry/test_trace.py: test_a_collector_that_is_not_there_costs_only_spans",
+        "telemetry/test_trace.py: test_a_missing_part_is_said_in_a_line_and_nothing_else_happens",
+        "daemon/test_drills.py: test_each_drill_once_in_random_order_under_load",
+    ],
+    "24 wedged for hours and healthy": [
+        "daemon/test_watchdog.py: test_a_wedge_that_is_released_is_an_incident_and_no_request_is_lost",
+        "daemon/test_watchdog.py: test_one_that_is_not_released_is_ended_and_all_its_requests_are_told",
+    ],
+    "25 a watchdog kills a slow prefill": [
+        "daemon/test_watchdog.py: test_a_step_that_is_slow_but_moves_is_left_alone",
+    ],
+    "26 probes eat engine state": [
+        "daemon/test_api_serving.py: "
+        "test_500_probes_are_answered_while_the_api_is_saturated_and_no_message_reaches_the_engine",
+        "daemon/test_api_serving.py: test_live_startup_and_ready_have_three_meanings",
     ],
     "28 liveness equals readiness": ["daemon/test_api_serving.py: test_live_startup_and_ready_have_three_meanings"],
     "29 scale-down aborts streams": [
@@ -56,9 +136,17 @@ CASES: dict[str, list[str]] = {
         "daemon/test_cases_served.py: "
         "test_case_31_two_thousand_requests_at_one_slot_are_shed_and_both_processes_stay_small",
     ],
+    "32 a client makes metric series": ["telemetry/test_series.py: test_ten_thousand_strangers_add_no_series"],
+    "33 counters go back when a worker dies": [
+        "telemetry/test_series.py: test_counters_never_go_back_and_gauges_end_with_their_engine",
+        "telemetry/test_exposition.py: test_a_dead_engine_has_no_kv_and_runs_nothing",
+    ],
     "36 recomputation counted as hits": [
         "engine/test_scheduler_cases.py: test_case_36_recomputation_is_no_hit",
         "daemon/test_cases_served.py: test_case_36_random_prompts_have_no_hits_even_when_they_are_preempted",
+    ],
+    "37 no hits, because the shared prefix is too short": [
+        "engine/test_scheduler.py: test_a_prefix_shorter_than_a_block_is_called_that",
     ],
     "38 malformed JSON gives a bare 500": [
         "daemon/test_api_refusals.py: test_broken_bodies_routes_and_methods_are_json_errors_too",
@@ -95,3 +183,8 @@ def test_every_case_has_its_tests(case: str) -> None:
         tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
         found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         assert function in found, f"{file} has no {function}"
+
+
+def test_no_row_is_left_out() -> None:
+    """The others are shown elsewhere: 27 and 43 by the runbooks, 34 and 35 by the tuner."""
+    assert {int(case.split()[0]) for case in CASES} == set(range(1, 43)) - {27, 34, 35}

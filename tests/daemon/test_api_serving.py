@@ -295,9 +295,37 @@ async def test_an_engine_that_cannot_start_ends_the_daemon_with_its_error(tmp_pa
         await asyncio.wait_for(daemon.run(), 10)
 
 
-async def test_probes_cost_the_engine_nothing(tmp_path: Path) -> None:
-    """Case 26's half that exists: they are answered from what is known."""
-    async with running(tmp_path) as made:
-        for _ in range(50):
-            assert (await made.get("/health/ready"))[0] == 200
-        assert not made.engine.seen.requests
+async def test_500_probes_are_answered_while_the_api_is_saturated_and_no_message_reaches_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 26. The loop of this test is the API's: it does nothing but wait for the thread that probes."""
+    messages: list[str] = []
+    statuses: list[int] = []
+    took_s: list[float] = []
+    for name in ("submit", "set_limits", "ask", "act"):
+
+        def counted(*_: Any, name: str = name, **__: Any) -> Any:
+            messages.append(name)
+            raise AssertionError(f"{name}: a message to the engine")
+
+        monkeypatch.setattr(ScriptedEngine, name, counted)
+
+    def probe(socket_path: Path, admin: str) -> None:
+        clients = [Client(Endpoint(socket=socket_path), timeout_s=30.0), Client(Endpoint(url=admin), timeout_s=30.0)]
+        for number in range(500):
+            path = ("/health/live", "/health/ready", "/health/startup", "/health")[number % 4]
+            begun = time.monotonic()
+            statuses.append(200 if clients[number % 2].get(path) else 0)  # another status raises
+            took_s.append(time.monotonic() - begun)
+
+    async with running(tmp_path, settings={"admin_port": 0}) as made:
+        assert made.addresses.admin is not None
+        before = made.engine.view()
+        thread = threading.Thread(target=probe, args=(made.addresses.control, made.addresses.admin))
+        thread.start()
+        thread.join(120)
+        assert not thread.is_alive()
+        assert statuses == [200] * 500
+        assert sorted(took_s)[int(0.99 * 500)] < 5
+        assert messages == []
+        assert made.engine.view() == before

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import EngineFault
+from engine.errors import EngineFault, OutOfMemory
 from engine.loop import Engine
 from engine.output import Output
 from engine.plan import StepPlan, StepResult
@@ -82,8 +82,8 @@ class Bench:
         return [event for event in self.events if isinstance(event, Incident)]
 
 
-def bench(kv_blocks: int = 256, **faults: float) -> Bench:
-    resolved, limits = fake_resolved(EngineConfig(model_dir="none"), kv_blocks=kv_blocks, rows=16)
+def bench(kv_blocks: int = 256, rows: int = 16, **faults: float) -> Bench:
+    resolved, limits = fake_resolved(EngineConfig(model_dir="none"), kv_blocks=kv_blocks, rows=rows)
     planted: argparse.Namespace = options([f"--{name.replace('_', '-')}={value}" for name, value in faults.items()])
     clock, events = Clock(), list[Event]()
     scheduler = Scheduler(resolved, limits, cache_root="test", output_credit=256)
@@ -179,6 +179,39 @@ def test_the_request_that_needs_too_much_fails_alone_and_typed() -> None:
         assert len(b.tokens(f"r{i}")) == 30
     assert {name for incident in b.incidents() for name in incident.request_ids} == {"huge"}
     assert b.engine.scheduler.state_facts().kv_active == 0
+
+
+def test_case_1_prompt_logprobs_fail_their_request_alone_with_50_others_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device says which row's memory it asked for, and in which phase."""
+    b = bench(rows=64, kv_blocks=1024)
+    launch = CostlyRunner.launch
+
+    def short_of_memory(runner: CostlyRunner, plan: StepPlan) -> None:
+        inner = runner._inner
+        rows = {row: init.request_id for row, init in inner.rows.items()}
+        rows |= {init.row: init.request_id for init in plan.admitted}
+        greedy = [piece.row for piece in plan.slices if rows[piece.row] == "greedy"]
+        inner.oom = lambda _: bool(greedy)
+        try:
+            launch(runner, plan)
+        except OutOfMemory as error:
+            error.phase, error.row = "prompt_logprobs", greedy[0]
+            raise
+
+    monkeypatch.setattr(CostlyRunner, "launch", short_of_memory)
+    b.engine.submit(prompts(50, length=20, max_tokens=30))
+    b.run(until=lambda: len(b.tokens("r49")) > 3)
+    b.engine.submit([request("greedy", 5, prompt=range(90_000, 90_040))])
+    b.run()
+    assert (b.end("greedy").finish, b.end("greedy").error_code) == (FinishReason.ERROR, "out_of_memory")
+    assert "logits" in b.end("greedy").error
+    for i in range(50):
+        assert len(b.tokens(f"r{i}")) == 30, "the others never notice"
+        assert b.end(f"r{i}").finish is FinishReason.LENGTH
+    assert {incident.cause for incident in b.incidents()} == {"logits"}
+    assert {name for incident in b.incidents() for name in incident.request_ids} == {"greedy"}
 
 
 def test_only_a_third_failure_in_a_row_is_a_fault_of_the_engine() -> None:
