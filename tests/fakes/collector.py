@@ -52,6 +52,7 @@ class Collector:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans: list[Span] = []
+        self.payloads: list[bytes] = []  # all that ever came, as it came
         self._metrics: dict[str, list[Any]] = {}  # name → the data points of its last export
         self._grpc = grpc.server(ThreadPoolExecutor(2))
         trace_grpc.add_TraceServiceServicer_to_server(_Traces(self), self._grpc)
@@ -87,9 +88,11 @@ class Collector:
         ]
         with self._lock:
             self._spans += spans
+            self.payloads.append(request.SerializeToString())
 
     def take_metrics(self, request: Any) -> None:
         with self._lock:
+            self.payloads.append(request.SerializeToString())
             for group in request.resource_metrics:
                 for scope in group.scope_metrics:
                     for metric in scope.metrics:
