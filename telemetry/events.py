@@ -183,6 +183,7 @@ class RequestRecord(Event, frozen=True, kw_only=True):
     span_id: str = ""  # of this choice's root span
     parent_span_id: str = ""  # the caller's, if it sent one
     trace_sampled: bool = False  # decided at arrival
+    trace_state: str = ""  # the caller's, for its own tracing system
 
 
 class RequestSample(Event, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event as SpanEvent
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from telemetry.events import STAGES, Decision, EngineStarted, LimitsView, RequestRecord
 from telemetry.semconv import (
@@ -59,7 +59,8 @@ class Tree:
         """The children and then the root of a choice. `limits` and `block_size`: of the engine that served it. Those of
         the tuner's `decisions` that were made meanwhile are events of the root."""
         trace_id = int(record.trace_id, 16) if record.trace_id else self._random.getrandbits(128) or 1
-        root = self._context(trace_id, int(record.span_id, 16) if record.span_id else 0)
+        state = TraceState.from_header([record.trace_state]) if record.trace_state else None
+        root = self._context(trace_id, int(record.span_id, 16) if record.span_id else 0, state)
         parent = None
         if record.trace_id and record.parent_span_id:
             parent = SpanContext(trace_id, int(record.parent_span_id, 16), is_remote=True, trace_flags=_SAMPLED)
@@ -101,7 +102,9 @@ class Tree:
 
     def _tiles(self, parts: list[_Part], root: SpanContext, at_ns: int) -> Iterator[ReadableSpan]:
         for name, length_ns, attributes in parts:
-            yield self._span(name, self._context(root.trace_id), root, at_ns, at_ns + length_ns, attributes)
+            yield self._span(
+                name, self._context(root.trace_id, state=root.trace_state), root, at_ns, at_ns + length_ns, attributes
+            )
             at_ns += length_ns
 
     def _span(
@@ -131,10 +134,9 @@ class Tree:
             instrumentation_scope=self._scope,
         )
 
-    def _context(self, trace_id: int, span_id: int = 0) -> SpanContext:
-        return SpanContext(
-            trace_id, span_id or self._random.getrandbits(64) or 1, is_remote=False, trace_flags=_SAMPLED
-        )
+    def _context(self, trace_id: int, span_id: int = 0, state: TraceState | None = None) -> SpanContext:
+        span_id = span_id or self._random.getrandbits(64) or 1
+        return SpanContext(trace_id, span_id, is_remote=False, trace_flags=_SAMPLED, trace_state=state)
 
 
 def _sums(record: RequestRecord) -> list[_Part]:

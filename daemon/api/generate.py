@@ -49,10 +49,10 @@ class Generation:
         parse: Callable[[bytes], Ask],
         group_id: str,
         arrival_ns: int,
-        traceparent: str | None = None,
+        trace: Trace,
     ) -> None:
         self.group_id = group_id
-        self.trace = Trace.begin(traceparent, kitchen.sampled)
+        self.trace = trace
         self.id = ("chatcmpl-" if operation == "chat" else "cmpl-") + secrets.token_hex(12)
         self.choices: list[Choice] = []
         self.task: asyncio.Task[Any] | None = None  # that serves it

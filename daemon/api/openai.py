@@ -123,9 +123,10 @@ class OpenAi:
         self, request: web.Request, operation: str, parse: Callable[[bytes], Ask]
     ) -> web.StreamResponse:
         arrival_ns = time.monotonic_ns()
-        traceparent = request.headers.get("traceparent")
-        generation = Generation(self._kitchen, operation, parse, request[REQUEST_ID], arrival_ns, traceparent)
-        request[TRACE] = generation.trace
+        trace = request[TRACE] = Trace.begin(
+            request.headers.get("traceparent"), self._kitchen.sampled, request.headers.get("tracestate")
+        )
+        generation = Generation(self._kitchen, operation, parse, request[REQUEST_ID], arrival_ns, trace)
         try:
             return await generation.serve(request)
         except ApiError as error:

@@ -17,6 +17,7 @@ from engine.request import EngineFacts
 from telemetry.events import RequestRecord
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 _ENGINE_STAGES = ("queue", "prefill", "prefill_wait", "decode", "preempted")
 
 
@@ -28,16 +29,21 @@ class Trace:
     span_id: str
     parent_span_id: str = ""
     sampled: bool = False
+    state: str = ""  # the caller's tracestate, as it came
 
     @classmethod
-    def begin(cls, traceparent: str | None, decide: Callable[[str, bool | None], bool]) -> "Trace":
-        """`decide(trace id, the caller's decision)` says whether it is sampled. A malformed header is none."""
+    def begin(
+        cls, traceparent: str | None, decide: Callable[[str, bool | None], bool], tracestate: str | None = None
+    ) -> "Trace":
+        """`decide(trace id, the caller's decision)` says whether it is sampled. A malformed header is none, and without
+        a traceparent there is no tracestate."""
         span_id = f"{secrets.randbits(64) or 1:016x}"
         match = _TRACEPARENT.fullmatch(traceparent or "")
         if match is None or not int(match[1], 16) or not int(match[2], 16):
             trace_id = f"{secrets.randbits(128) or 1:032x}"
             return cls(trace_id, span_id, sampled=decide(trace_id, None))
-        return cls(match[1], span_id, match[2], decide(match[1], bool(int(match[3], 16) & 1)))
+        state = tracestate if tracestate and _TRACESTATE.fullmatch(tracestate) else ""
+        return cls(match[1], span_id, match[2], decide(match[1], bool(int(match[3], 16) & 1)), state)
 
     def span_of(self, index: int) -> str:
         """Each choice has a span of its own; the first has the one that the caller is told of."""
@@ -135,6 +141,7 @@ def compose(
         span_id=trace.span_of(index),
         parent_span_id=trace.parent_span_id,
         trace_sampled=trace.sampled,
+        trace_state=trace.state,
         **fields,
         **given,
     )

@@ -172,4 +172,7 @@ def test_a_malformed_traceparent_is_no_trace(bad: str) -> None:
     assert (theirs.trace_id, theirs.parent_span_id, theirs.sampled) == ("1" * 32, "2" * 16, True)
     assert theirs.response == f"00-{'1' * 32}-{theirs.span_id}-01"
     assert asked == [None, False]
+    assert Trace.begin(bad, decide, "a=1").state == "", "without a trace it belongs to none"
+    for state, kept in (("a=1,b=2", "a=1,b=2"), ("x" * 513, ""), ("a=\n", ""), (None, "")):
+        assert Trace.begin(f"00-{'1' * 32}-{'2' * 16}-00", decide, state).state == kept
     assert len({theirs.span_of(index) for index in range(5)}) == 5

@@ -168,6 +168,16 @@ def test_a_callers_span_is_the_parent() -> None:
     assert root.parent.is_remote
 
 
+def test_a_callers_tracestate_is_passed_on_in_every_span() -> None:
+    *children, root = exported(record(parent_span_id="00f067aa0ba902b7", trace_state="congo=t61rcWkgMzE,rojo=1"))
+    for span in (*children, root):
+        assert span.context is not None
+        assert span.context.trace_state.to_header() == "congo=t61rcWkgMzE,rojo=1"
+    (plain, *_) = exported(record(trace_state="no member"))
+    assert plain.context is not None
+    assert plain.context.trace_state.to_header() == "", "what is malformed is dropped"
+
+
 def test_a_request_that_never_ran_is_exported_too() -> None:
     (only,) = exported(
         record(stages={}, at_ns=10 * S, reason="shed", output_tokens=0, scheduled_ns=0, first_token_ns=0, kv_blocks=0)
