@@ -36,7 +36,7 @@ def fitted(reports: Sequence[StepReport]) -> CostFit:
     fit = CostFit()
     for report in reports:
         times = max(1, report.merged)
-        busy_ns = report.plan_ns + report.launch_ns + report.collect_ns + report.commit_ns
+        busy_ns = report.plan_ns + report.launch_ns + report.collect_ns + report.commit_ns + report.publish_ns
         prefill = (report.prefill_tokens + report.recompute_tokens) / times
         fit.learn(prefill, report.decode_rows / times, report.context_tokens / times, busy_ns / times / 1e9)
     return fit

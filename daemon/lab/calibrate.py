@@ -3,18 +3,21 @@
 Owns the reading of both. It must not know simulations. Enter at `calibration`.
 """
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from autotune.costmodel import StepCost
 from autotune.memory import Memory
 from autotune.whatif import Calibration, fitted
 from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
 from telemetry.client import Client, ClientError, find
 
+_TUNER = "/inferd/v1/tuner"
 _HINT = "serve some requests first, or let the tuner learn from them"
 
 
@@ -38,17 +41,26 @@ def _live(client: Client, memory: Memory) -> Calibration:
     snapshot = client.snapshot(["ceilings", "limits", "steps"])
     if snapshot.ceilings is None or snapshot.limits is None:
         raise ClientError("the engine is not ready, so its ceilings are not known")
-    fit = fitted(snapshot.steps or [])
-    cost = fit.cost()
-    if cost is None or not cost.prefill_s or not cost.row_s:
+    cost, error = _tuners(client)
+    if cost is None:  # there is no tuner, or it has seen too little: by the last steps
+        fit = fitted(snapshot.steps or [])
+        cost, error = fit.cost(), fit.error
+    if cost is None or not cost.prefill_s:
         names = [name for name in memory.names() if name.startswith(f"{snapshot.model}|")]
         if not names:
             raise ClientError("the daemon has not computed enough steps yet")
         return _known(memory, names[-1])
     limits = Limits(**msgspec.structs.asdict(snapshot.limits))
     return Calibration(
-        resolved=_resolved(snapshot.ceilings), limits=limits, cost=cost, error=fit.error, source=str(client.endpoint)
+        resolved=_resolved(snapshot.ceilings), limits=limits, cost=cost, error=error, source=str(client.endpoint)
     )
+
+
+def _tuners(client: Client) -> tuple[StepCost | None, float]:
+    """What the daemon's tuner has learned of a step's cost, and its error: of far more steps than a snapshot shows."""
+    status = json.loads(client.get(_TUNER))
+    cost = status.get("step_cost")
+    return (StepCost(**cost), status["step_cost_error"]) if cost else (None, 0.0)
 
 
 def _known(memory: Memory, name: str) -> Calibration:

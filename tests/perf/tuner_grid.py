@@ -1,76 +1,113 @@
-"""The tuner against a grid of static limits, in the simulator: `python -m tests.perf.tuner_grid [LEARNED]`.
+"""The tuner against static limits, live, on one load: what the four tuner_grid_* scripts share; not a script itself.
 
-24 static settings on each load, then the tuner from the default limits and from limits 8 times too low, scored over the
-last third. LEARNED names an entry of what a daemon's tuner learned ($STATE_DIRECTORY/tuner.json), so that the figures
-24 static settings on each load, then the tuner from the default limits and from ones 8 times too low, scored over the
-and the tuner's share of the best.
+Eight minutes a load: the simulator, calibrated by half a minute of the load, ranks 24 static settings; of these the two
+best and three spread over the rest run live, then the tuner from the default limits for four minutes. The issue's full
+protocol (the best three again, three times, interleaved with as many tuner runs of 6 to 10 minutes) takes about an hour
+a load; one pass of it cannot tell a difference of five per cent from noise, and the notes say so.
 """
 
 import itertools
 import statistics
-import sys
-from pathlib import Path
+import time
+from typing import Any
 
-from autotune.online import Tuner
-from autotune.simulate import Simulation
-from autotune.space import Space
+from autotune.space import HARD_LINE, WATERMARK, Space
 from autotune.whatif import Calibration
-from autotune.workload import Synthetic, synthetic
-from daemon.lab.calibrate import calibration
-from daemon.paths import state_dir
 from engine.budget import Limits
-from tests.autotune.engines import COST, begins, engine
+from tests.perf.harness import Findings
+from tests.perf.live_load import Load, Ran, calibrated, drive, like, limits_of, simulated, steer
+from tests.perf.served import Served, serving
 
-SECONDS, SCORED = 900.0, 300.0
-LOADS = {
-    "short, 48 users": ("short", 0.0, 48),
-    "long, 12 users": ("long", 0.0, 12),
-    "mixed, 24 users": ("mixed", 0.0, 24),
-    "switching every minute": ("lognormal", 0.8, 0),
-}
-
-
-def of(learned: str) -> Calibration:
-    if learned:
-        return calibration("", "", "", Path(state_dir()), learned)
-    resolved = engine()
-    return Calibration(resolved=resolved, limits=begins(resolved), cost=COST, error=0.0, source="the tests' engine")
+MEMORY = "1200MiB"
+PROMISE = "≥ 95 % of the best static setting, ≥ 1.5 × the worst; ≤ 1 % above the watermark, never past 85 %"
+TOO_EVEN = "best ÷ worst is below 1.6: this load does not count"
+NOTE = "one live run a setting: the full protocol repeats the best three, interleaved, for about an hour"
 
 
-def traffic(lengths: str, rate: float, users: int, longest: int) -> Synthetic:
-    return synthetic(lengths, seed=11, arrival="switching", rate=rate, users=users, longest=longest)
-
-
-def goodput(known: Calibration, limits: Limits, load: tuple[str, float, int], tuner: Tuner | None = None) -> float:
-    arriving = traffic(*load, known.resolved.max_model_len)
-    simulation = Simulation(
-        known.resolved, limits, known.cost, arriving, tuner=tuner, seed=11, scored_from_s=SECONDS - SCORED
-    )
-    return simulation.run(SECONDS).goodput
-
-
-def main() -> None:
-    known = of(sys.argv[1] if len(sys.argv) > 1 else "")
-    space, ceiling = Space.of(known.resolved), known.resolved.ceilings()
-    start = space.start(known.limits)
+def grid(known: Calibration, start: Limits) -> list[Limits]:
+    """24 settings: rows × chunks, from far too few to the ceilings."""
+    ceiling = known.resolved.ceilings()
     rows = sorted({max(1, ceiling["max_num_seqs"] * share // 64) for share in (1, 4, 8, 16, 32, 64)})
-    chunks = sorted({max(1, ceiling["prefill_chunk"] * share // 32) for share in (1, 4, 12, 32)})
-    low = {"max_num_seqs": 8, "prefill_chunk": 8, "max_num_batched_tokens": 8, "max_partial_prefills": 8}
-    wrong = start.replaced({name: max(1, getattr(start, name) // by) for name, by in low.items()})
-    print(f"calibrated by {known.source}")
-    for name, load in LOADS.items():
-        grid = sorted(
-            goodput(known, start.replaced({"max_num_seqs": n, "prefill_chunk": c}), load)
-            for n, c in itertools.product(rows, chunks)
-        )
-        worst, best = statistics.median(grid[: max(1, len(grid) // 4)]), grid[-1]
-        tuned = [goodput(known, limits, load, Tuner(space)) for limits in (start, wrong)]
-        print(
-            f"{name:<24} best {best:7.1f}  worst quartile {worst:7.1f}  ratio {best / worst:4.2f}  "
-            f"tuner {tuned[0] / best:4.0%} of the best from the defaults, {tuned[1] / best:4.0%} from 8 x too low",
-            flush=True,
-        )
+    chunks = sorted({max(16, ceiling["prefill_chunk"] * share // 32) for share in (1, 4, 12, 32)})
+    return [start.replaced({"max_num_seqs": n, "prefill_chunk": c}) for n, c in itertools.product(rows, chunks)]
 
 
-if __name__ == "__main__":
-    main()
+def chosen(ranked: list[tuple[float, Limits]]) -> list[Limits]:
+    """The two best, and three spread over the rest: its best, its middle, its worst. `ranked` is best first."""
+    rest = ranked[2:]
+    spread = [rest[0], rest[len(rest) // 2], rest[-1]] if rest else []
+    return [limits for _, limits in (*ranked[:2], *spread)]
+
+
+def _set(served: Served, limits: Limits) -> None:
+    values = {name: getattr(limits, name) for name in ("max_num_seqs", "prefill_chunk")}
+    steer(served, set=values, why="a measurement")
+
+
+def _row(name: str, ran: Ran, from_s: float, **more: Any) -> dict[str, Any]:
+    return {
+        "setting": name,
+        "goodput": ran.tokens_per_s(from_s),
+        "above_watermark": ran.above(WATERMARK),
+        "peak_in_use": max((used for _, used in ran.in_use), default=0.0),
+        **more,
+    }
+
+
+def measured(load: Load, quick: bool) -> Findings:
+    """One load, in about eight minutes."""
+    static_s, tuner_s = (20.0, 30.0) if quick else (30.0, 240.0)
+    runs: list[dict[str, Any]] = []
+    with serving("--memory-limit", MEMORY) as served:
+        steer(served, freeze=True)
+        begun = limits_of(served)
+        for rows in (max(1, begun.max_num_seqs // 8), begun.max_num_seqs):  # by one number of rows none else is known
+            _set(served, begun.replaced({"max_num_seqs": rows}))
+            seen = drive(served, load, static_s / 1.5)
+        known = calibrated(served)
+        traffic = like(load, known.resolved.max_model_len, seen.served)
+        ranked = []
+        for limits in grid(known, begun)[:: 8 if quick else 1]:
+            again = like(load, known.resolved.max_model_len, seen.served) if ranked else traffic
+            ranked.append((simulated(known, limits, again, 240.0, 80.0), limits))
+        ranked.sort(key=lambda pair: -pair[0])
+        for limits in chosen(ranked)[: 2 if quick else 5]:
+            _set(served, limits)
+            ran = drive(served, load, static_s)
+            name = f"{limits.max_num_seqs} rows, chunks of {limits.prefill_chunk}"
+            runs.append(_row(name, ran, static_s / 3))
+        _set(served, begun)
+        steer(served, release=True)
+        began = time.monotonic()
+        ran = drive(served, load, tuner_s)
+        made = [d for d in served.snapshot("decisions")["decisions"] if d["at_ns"] / 1e9 >= began]
+        tuned = _row("the tuner, from the default limits", ran, tuner_s / 2, decisions=made)
+        unreachable = Space.of(known.resolved).unreachable()
+    return _judged(runs, tuned, ranked, unreachable, load)
+
+
+def _judged(
+    statics: list[dict[str, Any]], tuned: dict[str, Any], ranked: list[tuple[float, Limits]], trouble: str, load: Load
+) -> Findings:
+    best = max(row["goodput"] for row in statics)
+    worst = min(row["goodput"] for row in statics)  # the live one of the simulated grid's last place
+    quartile = statistics.median([value for value, _ in ranked[-max(1, len(ranked) // 4) :]])
+    memory_held = tuned["above_watermark"] <= 0.01 and tuned["peak_in_use"] <= HARD_LINE
+    binds = best / worst if worst else float("inf")
+    counts = binds >= 1.6
+    reached = tuned["goodput"] >= 0.95 * best and tuned["goodput"] >= 1.5 * worst and memory_held
+    return Findings(
+        runs=[*statics, tuned],
+        summary={
+            **{row["setting"]: f"{row['goodput']:.1f} tokens/s" for row in statics},
+            "the tuner": f"{tuned['goodput']:.1f} tokens/s, {tuned['goodput'] / best:.0%} of the best",
+            "best ÷ worst live": round(binds, 2),
+            "worst quartile, simulated (tokens/s)": round(quartile, 1),
+            "tuner: above the watermark": f"{tuned['above_watermark']:.1%}",
+            "tuner: most in use": f"{tuned['peak_in_use']:.1%}",
+            "tuner: decisions": len(tuned["decisions"]),
+        },
+        met=reached if counts else None,
+        seeds=[load.seed],
+        notes=[note for note in (NOTE, "" if counts else TOO_EVEN, trouble) if note],
+    )

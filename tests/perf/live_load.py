@@ -1,0 +1,144 @@
+"""Traffic against a real daemon for so many seconds, its memory beside it, and the same traffic for the simulator.
+
+Owns what several tuner measurements share; not a script. Enter at `drive`, `like` and `calibrated`.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from autotune.simulate import Simulation
+from autotune.whatif import Calibration
+from autotune.workload import Job, Mix, Synthetic, Traffic, synthetic
+from daemon.lab.calibrate import calibration
+from daemon.load.client import Sample, connect
+from daemon.load.drive import Drive
+from daemon.load.workload import LoadRequest, Workload
+from engine.budget import Limits
+from tests.perf.served import Served
+
+_TEMPLATE_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What arrives: a mix, and `users` in a closed loop or `rate` requests a second."""
+
+    mix: Mix
+    seed: int
+    users: int = 0
+    rate: float = 0.0
+    arrival: str = "poisson"
+
+    def traffic(self, longest: int) -> Synthetic:
+        return synthetic(
+            self.mix, seed=self.seed, users=self.users, rate=self.rate, arrival=self.arrival, longest=longest
+        )
+
+
+@dataclass
+class Ran:
+    """One stretch of load. Stamps are seconds since its begin; `served`: what each job number really came to."""
+
+    seconds: float
+    samples: list[tuple[float, Sample]] = field(default_factory=list)
+    served: dict[int, Sample] = field(default_factory=dict)
+    in_use: list[tuple[float, float]] = field(default_factory=list)  # share of the memory limit
+
+    def tokens_per_s(self, from_s: float) -> float:
+        """Of requests that ended after `from_s`, whole."""
+        good = sum(s.output_tokens for at_s, s in self.samples if at_s >= from_s and not s.error)
+        return good / (self.seconds - from_s)
+
+    def above(self, share: float) -> float:
+        """The share of the time in which more was in use."""
+        return sum(used > share for _, used in self.in_use) / max(1, len(self.in_use))
+
+
+async def _drive(served: Served, load: Load, seconds: float) -> Ran:
+    ran = Ran(seconds)
+    async with connect(served.url) as client:
+        workload = Workload(load.mix, load.seed, await client.prepare())
+        began_s = time.perf_counter()
+
+        async def ask(request: LoadRequest, due_s: float) -> Sample:
+            sample = await client.ask(request, due_s)
+            ran.served[request.index] = sample
+            ran.samples.append((sample.ended_s - began_s, sample))
+            return sample
+
+        drive = Drive(workload, ask)
+
+        async def watch() -> None:
+            while True:
+                memory = (await asyncio.to_thread(served.snapshot, "memory"))["memory"]
+                if memory["used_bytes"] and memory["limit_bytes"]:
+                    ran.in_use.append((time.perf_counter() - began_s, memory["used_bytes"] / memory["limit_bytes"]))
+                await asyncio.sleep(0.5)
+
+        watching = asyncio.create_task(watch())
+        asyncio.get_running_loop().call_later(seconds, drive.stop)
+        await drive.send(load.traffic(client.longest - _TEMPLATE_TOKENS))
+        watching.cancel()
+    failed = [s.error for _, s in ran.samples if s.error]
+    if failed or not ran.samples:
+        raise RuntimeError(f"of {len(ran.samples)} requests {len(failed)} failed: {sorted(set(failed))}")
+    return ran
+
+
+def drive(served: Served, load: Load, seconds: float) -> Ran:
+    """Raises RuntimeError if a request failed or none ended."""
+    return asyncio.run(_drive(served, load, seconds))
+
+
+def like(load: Load, longest: int, served: dict[int, Sample]) -> Traffic:
+    """The same jobs with the lengths that they had live: a chat template is added, and a model stops when it will."""
+    jobs = load.traffic(longest)
+    known = list(served.values())
+    more = fmean(s.prompt_tokens - s.prompt_tokens_aimed for s in known)
+    outputs = [s.output_tokens for s in known]
+
+    def lived(job: Job) -> Job:
+        sample = served.get(job.serial)
+        output = sample.output_tokens if sample else outputs[job.serial % len(outputs)]
+        prompt = sample.prompt_tokens if sample else job.prompt_tokens + round(more)
+        return replace(job, prompt_tokens=prompt, output_tokens=max(1, min(output, longest - prompt)))
+
+    return _Mapped(jobs, lived)
+
+
+@dataclass(slots=True)
+class _Mapped:
+    jobs: Synthetic
+    lived: Callable[[Job], Job]
+
+    def arrivals(self) -> Iterator[Job]:
+        return map(self.lived, self.jobs.arrivals())
+
+    def after(self, job: Job, ended_s: float) -> Job | None:
+        following = self.jobs.after(job, ended_s)
+        return self.lived(following) if following else None
+
+
+def calibrated(served: Served) -> Calibration:
+    """As `inferd tune simulate` calibrates itself by this daemon."""
+    return calibration(str(served.runtime / "control.sock"), "", "", served.state)
+
+
+def simulated(known: Calibration, limits: Limits, traffic: Traffic, seconds: float, from_s: float) -> float:
+    """Goodput in tokens per second after `from_s`."""
+    return Simulation(known.resolved, limits, known.cost, traffic, scored_from_s=from_s).run(seconds).goodput
+
+
+def steer(served: Served, **order: object) -> None:
+    """Raises RuntimeError if the daemon refuses."""
+    status, body = served.control("/inferd/v1/tuner", "POST", order)
+    if status != 200:
+        raise RuntimeError(f"the tuner's order {order} was refused: {body.decode()}")
+
+
+def limits_of(served: Served) -> Limits:
+    return Limits(**json.loads(served.control("/inferd/v1/snapshot?include=limits")[1])["limits"])

@@ -1,0 +1,14 @@
+"""The tuner against static limits, live: short prompts, 48 users."""
+
+from autotune.workload import MIXES
+from tests.perf.harness import Findings
+from tests.perf.live_load import Load
+from tests.perf.tuner_grid import MEMORY, PROMISE, measured
+
+__all__ = ["PROMISE"]
+
+TITLE = f"The tuner against static limits: short prompts, 48 users, {MEMORY}"
+
+
+def run(quick: bool) -> Findings:
+    return measured(Load(mix=MIXES["short"], seed=11, users=48), quick)
