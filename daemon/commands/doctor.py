@@ -28,6 +28,9 @@ _PATIENCE_SECONDS = 1.5  # for the control socket: the doctor is to answer withi
 @click.option("--socket", "socket_path", metavar="PATH", default="", help="Control socket; else it is looked for.")
 @click.option("--url", metavar="URL", default="", help="Admin port of a daemon elsewhere; key in $INFERD_ADMIN_KEY.")
 @click.option("--offline", metavar="DIR", type=click.Path(), help="State directory of a daemon that is dead.")
+@click.option(
+    "--since", "since_seconds", type=click.FloatRange(1), help="Look no further back, e.g. than a remedy (s)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--watch", is_flag=True, help="Look again every 5 s until Ctrl-C.")
 @click.option("--bundle", "bundle_path", metavar="FILE", help="Also write all that was seen to a .tar.gz.")
@@ -44,7 +47,9 @@ def command(
         return 0
     while True:
         evidence = _evidence(socket_path, url, offline)
-        findings = _examined(evidence)
+        if more["since_seconds"] is not None:
+            evidence = evidence.within(more["since_seconds"])
+        findings = _examined(evidence, own=more["since_seconds"] is None)
         _print(evidence, findings, as_json)
         if more["bundle_path"]:
             _bundle(Path(more["bundle_path"]), evidence, findings)
@@ -159,12 +164,15 @@ def _place(evidence: Evidence, loaded: Loaded | None) -> machine.Place:
     )
 
 
-def _examined(evidence: Evidence) -> list[Finding]:
-    """The checks' findings, and those that the daemon's own rounds made and only they could."""
+def _examined(evidence: Evidence, own: bool) -> list[Finding]:
+    """The checks' findings, and, if `own`, those that the daemon's rounds made and only they could: these may be about
+    what was before."""
     found = check.examine(evidence)
+    if not own or evidence.source != "live":
+        return found
     known = {each.runbook for each in found}
-    own = [each for each in evidence.snapshot.findings or [] if each.runbook not in known]
-    return check.ranked([*found, *own]) if evidence.source == "live" else found
+    more = [each for each in evidence.snapshot.findings or [] if each.runbook not in known]
+    return check.ranked([*found, *more])
 
 
 def _print(evidence: Evidence, findings: list[Finding], as_json: bool) -> None:
