@@ -9,6 +9,10 @@ a load; one pass of it cannot tell a difference of five per cent from noise, and
 import itertools
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.space import HARD_LINE, WATERMARK, Space
@@ -54,11 +58,27 @@ def _row(name: str, ran: Ran, from_s: float, **more: Any) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _engine(quick: bool) -> Iterator[Served]:
+    """The default model; the quick form goes through everything with a tiny one."""
+    if not quick:
+        with serving("--memory-limit", MEMORY) as served:
+            yield served
+        return
+    from tests.fakes.tiny_served import tiny_model
+
+    with (
+        TemporaryDirectory(prefix="inferd-perf-") as folder,
+        serving("--memory-limit", "600MiB", model=str(tiny_model(Path(folder)))) as served,
+    ):
+        yield served
+
+
 def measured(load: Load, quick: bool) -> Findings:
     """One load, in about eight minutes."""
-    static_s, tuner_s = (20.0, 30.0) if quick else (30.0, 240.0)
+    static_s, tuner_s, sim_s = (9.0, 15.0, 12.0) if quick else (30.0, 240.0, 120.0)
     runs: list[dict[str, Any]] = []
-    with serving("--memory-limit", MEMORY) as served:
+    with _engine(quick) as served:
         steer(served, freeze=True)
         begun = limits_of(served)
         for rows in (max(1, begun.max_num_seqs // 8), begun.max_num_seqs):  # by one number of rows none else is known
@@ -69,7 +89,7 @@ def measured(load: Load, quick: bool) -> Findings:
         ranked = []
         for limits in grid(known, begun)[:: 8 if quick else 1]:
             again = like(load, known.resolved.max_model_len, seen.served) if ranked else traffic
-            ranked.append((simulated(known, limits, again, 240.0, 80.0), limits))
+            ranked.append((simulated(known, limits, again, sim_s, sim_s / 3), limits))
         ranked.sort(key=lambda pair: -pair[0])
         for limits in chosen(ranked)[: 2 if quick else 5]:
             _set(served, limits)
