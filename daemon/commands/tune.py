@@ -12,7 +12,7 @@ import click
 _PRESETS = ("agent", "batch", "chat")  # autotune.objective.PRESETS; named here so that --help loads nothing
 _ARRIVALS = ("bursty", "diurnal", "poisson", "switching")
 _LENGTHS = ("agent", "bimodal", "fixed", "heavy", "lognormal", "long", "mixed", "shared", "short", "turns")
-_OBJECTIVES = ("throughput", "ttft", "inter-token", "memory")  # daemon.lab.trial.OBJECTIVES
+_OBJECTIVES = ("goodput", "throughput", "ttft", "inter-token", "memory")  # daemon.lab.trial.OBJECTIVES
 _KNOBS = ("block_size", "dtype", "threads", "max_num_seqs", "max_num_batched_tokens")  # daemon.lab.knobs.NAMES
 _KEY_VARIABLE = "INFERD_ADMIN_KEY"
 
@@ -183,6 +183,10 @@ def set_limits(socket: str, url: str, why: str, limits: tuple[str, ...]) -> None
     "--concurrency", type=click.IntRange(1), default=12, show_default=True, help="Requests under way at once."
 )
 @click.option("--longest", type=click.IntRange(64), default=2048, show_default=True, help="Longest context, in tokens.")
+@click.option("--ttft", type=click.FloatRange(0), default=0.0, help="For goodput: most seconds to a first token.")
+@click.option(
+    "--inter-token", type=click.FloatRange(0), default=0.0, help="For goodput: most seconds between a request's tokens."
+)
 @click.option("--memory-limit", default="", metavar="SIZE", help="For each daemon, e.g. 1200MiB.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests.")
 @click.option("--report", default="", metavar="FILE.html", help="Also write a page with plots, and its JSON beside it.")
@@ -203,7 +207,13 @@ def search(model: str, profile: str, store: str, report: str, as_json: bool, **f
     if report:
         shelf.check(report)
     record.check_writable([Path(profile), Path(store)])
-    load = Load(**{name: flags.pop(name) for name in ("requests", "concurrency", "longest", "seed")})
+    if flags["objective"] == "goodput" and not (flags["ttft"] or flags["inter_token"]):
+        raise click.UsageError("goodput is what meets the targets: give --ttft, --inter-token or both")
+    load = Load(
+        ttft_s=flags.pop("ttft"),
+        inter_token_s=flags.pop("inter_token"),
+        **{name: flags.pop(name) for name in ("requests", "concurrency", "longest", "seed")},
+    )
     found, settings = searched(Search(model=model, store=Path(store), budget_s=flags.pop("budget"), load=load, **flags))
     record.write(Path(profile), profile_text(found, settings))
     if report:

@@ -24,7 +24,7 @@ from daemon.load.workload import Workload
 
 FIGURES: Final = (
     *("output_tokens_per_s", "ttft_p50_s", "ttft_p95_s", "inter_token_p50_s", "inter_token_p95_s"),
-    *("peak_in_use_bytes", "peak_kv_active_bytes", "peak_activations_bytes", "peak_engine_bytes"),
+    *("same_answers", "peak_in_use_bytes", "peak_kv_active_bytes", "peak_activations_bytes", "peak_engine_bytes"),
 )
 _WARM_UP = 2  # requests that are not counted
 
@@ -58,6 +58,7 @@ def ablated(asked: Ablation) -> Report:
     runs: list[Run] = []
     failed: dict[str, str] = {}
     versions: dict[str, str] = {}
+    answers: dict[int, dict[int, int]] = {}  # repetition → request → answer, of the side with all features
     total = len(sides) * asked.repeats
     for repeat in range(asked.repeats):
         for number, (side, settings) in enumerate(sides.items(), 1 + repeat * len(sides)):
@@ -67,14 +68,16 @@ def ablated(asked: Ablation) -> Report:
                 continue
             try:
                 with serving(asked.model, settings) as served:
-                    run, versions = asyncio.run(measured(asked, served, side, settings, repeat))
+                    run, versions, given = asyncio.run(measured(asked, served, side, settings, repeat))
             except SideFailed as error:
                 click.echo(error.message if side != features.ALL_ON else "", err=True)
                 if side == features.ALL_ON:
                     raise
                 failed[side] = error.message
                 continue
-            runs.append(run)
+            expected = answers.setdefault(repeat, given)
+            same = sum(expected.get(index) == answer for index, answer in given.items()) / max(1, len(expected))
+            runs.append(record.with_figures(run, same_answers=round(same, 4)))
             click.echo(f"{run.figures['output_tokens_per_s']:.1f} output tokens/s in {run.seconds:.1f} s", err=True)
     made = Report(
         kind="ablation",
@@ -96,8 +99,9 @@ def ablated(asked: Ablation) -> Report:
 
 async def measured(
     asked: Ablation, served: Side, side: str, settings: dict[str, Any], repeat: int
-) -> tuple[Run, dict[str, str]]:
-    """One run and the server's versions. Every side of a repetition gets the same requests."""
+) -> tuple[Run, dict[str, str], dict[int, int]]:
+    """One run, the server's versions, and a checksum of each answer. Every side of a repetition gets the same
+    requests, and decodes greedily: answers that differ are a loss of quality."""
     seed = asked.seed + repeat
     async with connect(served.url, connections=asked.concurrency) as client:
         sizer = await client.prepare()
@@ -116,7 +120,7 @@ async def measured(
         seed=seed,
         settings={name: value for name, value in settings.items() if name not in asked.base and value != ()},
     )
-    return run, watch.versions
+    return run, watch.versions, {sample.index: sample.answer for sample in drive.samples if not sample.error}
 
 
 def effects(report: Report, figures: tuple[str, ...] = FIGURES) -> tuple[Effect, ...]:
@@ -147,6 +151,7 @@ _COLUMNS: Final = {
     "output_tokens_per_s": "tokens/s",
     "ttft_p95_s": "ttft p95",
     "inter_token_p95_s": "gap p95",
+    "same_answers": "same answers",
     "peak_in_use_bytes": "in use",
     "peak_engine_bytes": "resident",
 }

@@ -15,6 +15,7 @@ _FORESTS: Final = {
     "ttft_p50_s": "Time to first token, median",
     "ttft_p95_s": "Time to first token, p95",
     "inter_token_p95_s": "Gap between tokens, p95",
+    "same_answers": "Share of answers that are the same",
     "peak_in_use_bytes": "Most memory in use",
     "peak_kv_active_bytes": "Most KV memory active",
 }

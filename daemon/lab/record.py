@@ -138,6 +138,11 @@ def changed(report: Report, **changes: Any) -> Report:
     return msgspec.structs.replace(report, **changes)
 
 
+def with_figures(run: Run, **more: float) -> Run:
+    """A copy with further figures."""
+    return msgspec.structs.replace(run, figures={**run.figures, **more})
+
+
 def machine() -> dict[str, Any]:
     """The facts of this machine that figures depend on; no name, no address."""
     memory = probe.host_memory()

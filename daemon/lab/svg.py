@@ -245,20 +245,30 @@ class Interval:
     tone: str
 
 
+_RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_MOST_TICKS = 8
+
+
 def intervals(title: str, rows: Sequence[Interval]) -> str:
-    """Ratios around 1, one row each: a forest plot."""
+    """Ratios around 1 on a logarithmic scale, one row each: a forest plot. An interval much wider than the ratios lie
+    apart is cut at the edge, so that one of them does not hide all others."""
     if not rows:
         return ""
-    low, high = min([0.9, *(r.low for r in rows)]), max([1.1, *(r.high for r in rows)])
-    axes = _Axes(low, high, 0.0, float(len(rows)), height=34 + 22 * len(rows))
+    middles = [row.middle for row in rows]
+    low = max(min([0.9, *(r.low for r in rows)]), min(0.9, *middles) / 1.5)
+    high = min(max([1.1, *(r.high for r in rows)]), max(1.1, *middles) * 1.5)
+    axes = _Axes(log10(low), log10(high), 0.0, float(len(rows)), height=34 + 22 * len(rows))
     left = 250
-    scale = (WIDTH - _RIGHT - left) / (high - low)
+    scale = (WIDTH - _RIGHT - left) / (log10(high) - log10(low))
 
     def x(value: float) -> float:
-        return left + (value - low) * scale
+        return left + (log10(min(high, max(low, value))) - log10(low)) * scale
 
     base = axes.height - _BOTTOM
-    for value in ticks(low, high, 6):
+    inside = [value for value in _RATIOS if low <= value <= high]
+    while len(inside) > _MOST_TICKS:
+        inside = [value for n, value in enumerate(inside) if value == 1 or n % 2 == inside.index(1.0) % 2]
+    for value in inside:
         axes.parts.append(f'<line class="grid" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{_TOP}" y2="{base}"/>')
         axes.parts.append(f'<text class="tick mid" x="{x(value):.1f}" y="{base + 17}">{value:.3g} ×</text>')
     axes.parts.append(f'<line class="line bound" x1="{x(1):.1f}" x2="{x(1):.1f}" y1="{_TOP}" y2="{base}"/>')

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from autotune.objective import Targets
 from autotune.workload import Synthetic
 from daemon.lab.gather import run_of
 from daemon.lab.mixture import mixture
-from daemon.lab.record import Run
+from daemon.lab.record import Run, with_figures
 from daemon.lab.side import Side, SideFailed, serving
 from daemon.lab.watch import Watch
 from daemon.load.client import Sample, connect
@@ -30,6 +31,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     longest: int
     seed: int
+    ttft_s: float = 0.0  # targets of a request that counts for goodput; 0 = none
+    inter_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class Objective:
 
 
 OBJECTIVES: Final = {
+    "goodput": Objective(figure="goodput_tokens_per_s", most=True, unit="output tokens/s within the targets"),
     "throughput": Objective(figure="output_tokens_per_s", most=True, unit="output tokens/s"),
     "ttft": Objective(figure="ttft_p95_s", most=False, unit="s to the first token, p95"),
     "inter-token": Objective(figure="inter_token_p95_s", most=False, unit="s between tokens, p95"),
@@ -102,4 +106,7 @@ async def _measured(
 def _run(samples: list[Sample], watch: Watch, seconds: float, side: str, load: Load, notes: tuple[str, ...]) -> Run:
     """Without series and single requests: the journal keeps every trial."""
     run = run_of(samples, 0.0, seconds, side=side, watch=watch, seed=load.seed, notes=notes)
+    targets = Targets(ttft_s=load.ttft_s, inter_token_s=load.inter_token_s)
+    good = [r for r in run.requests if not r.error and targets.met(r.ttft_s or 0.0, r.gap_s or 0.0)]
+    run = with_figures(run, goodput_tokens_per_s=round(sum(r.output_tokens for r in good) / seconds, 2))
     return msgspec.structs.replace(run, series=(), requests=(), gaps={}, marks=())

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import time
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class Sample:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    index: int = -1  # of the request
+    answer: int = 0  # CRC-32 of its text: the same for the same answer
     counted: bool = False  # the server reported usage; else output_tokens counts chunks
 
 
@@ -73,7 +76,7 @@ class LoadClient:
 
     async def ask(self, request: LoadRequest, due_s: float) -> Sample:
         """Send one chat request, read its stream to the end. Never raises for what a server does."""
-        sample = Sample(request.kind, request.prompt_tokens, due_s, time.perf_counter())
+        sample = Sample(request.kind, request.prompt_tokens, due_s, time.perf_counter(), index=request.index)
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": request.prompt}],
@@ -169,8 +172,9 @@ class LoadClient:
 def _note(chunk: dict[str, Any], sample: Sample) -> None:
     """Book one chunk: text, finish reason, usage."""
     for choice in chunk.get("choices") or ():
-        if (choice.get("delta") or {}).get("content"):
+        if text := (choice.get("delta") or {}).get("content"):
             sample.chunks_s.append(time.perf_counter())
+            sample.answer = zlib.crc32(text.encode(), sample.answer)
         sample.finish_reason = choice.get("finish_reason") or sample.finish_reason
     usage = chunk.get("usage")
     if usage:

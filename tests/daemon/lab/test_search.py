@@ -51,7 +51,7 @@ def test_the_machines_own_choice_is_always_among_the_values() -> None:
 
 def test_failures_count_against_an_objective() -> None:
     run = made.run()
-    all_well = {**run.figures, "requests": 10.0, "failed": 0.0}
+    all_well = {**run.figures, "goodput_tokens_per_s": 90.0, "requests": 10.0, "failed": 0.0}
     half = {**all_well, "failed": 10.0}
     for name, objective in OBJECTIVES.items():
         good, bad = (objective.value(record.Run(side="", seconds=1.0, figures=figures)) for figures in (all_well, half))
@@ -71,6 +71,12 @@ def test_a_budget_that_is_no_time_is_refused(span: str) -> None:
     done = CliRunner().invoke(tune.command, ["search", "--budget", span])
     assert done.exit_code == 2
     assert "is not a time such as" in done.output
+
+
+def test_goodput_needs_a_target() -> None:
+    done = CliRunner().invoke(tune.command, ["search", "--objective", "goodput"])
+    assert done.exit_code == 2
+    assert "give --ttft" in done.output
 
 
 @pytest.mark.timeout(400)
