@@ -66,6 +66,7 @@ def busy_fold() -> Fold:
                 )
                 for i in range(40)
             ),
+            events.TargetsMissed(at_ns=99 * S, missed={"ttft_s": "p95 0.9 s"}),
         ]
     )
     return fold
