@@ -25,8 +25,10 @@ from telemetry.client import SOCKET_NAME, Endpoint
 READY_S: Final = 900.0  # a model may have to be fetched and prepared first
 _STOP_S: Final = 60.0
 # The kernel ends the child when the thread that started it is gone: so it is started by the main thread.
+# It ends by itself if we died before it could say so.
 _CODE: Final = (
-    "import ctypes, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
+    "os.getppid() == int(sys.argv.pop(1)) or os._exit(70); "
     "from daemon.cli import main; sys.argv[0] = 'inferd'; main()"
 )
 
@@ -67,7 +69,7 @@ def serving(model: str, settings: Mapping[str, Any]) -> Iterator[Side]:
         config.write_text(toml({**settings, "model": model, "port": 0}), encoding="utf-8")
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, "serve", "--config", str(config)],
+                [sys.executable, "-c", _CODE, str(os.getpid()), "serve", "--config", str(config)],
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,

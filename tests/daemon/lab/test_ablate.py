@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from daemon.lab import features, record
 from daemon.lab.ablate import effects
 from daemon.lab.features import ALL_OFF, ALL_ON, TABLE, against, chosen, sides
 from daemon.lab.mixture import mixture
+from daemon.lab.side import _CODE
 from daemon.load.workload import Sizer, Workload
 from engine.config import FEATURES
 from tests.daemon.lab import made
@@ -97,3 +99,9 @@ def test_a_side_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "does not fit" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_side_whose_laboratory_died_before_it_began_ends_at_once() -> None:
+    """The kernel tells nobody of a parent that is dead already."""
+    nobody = subprocess.run([sys.executable, "-c", _CODE, "1", "--help"], cwd=ROOT, capture_output=True, timeout=60)
+    assert nobody.returncode == 70
