@@ -15,8 +15,8 @@ _LINE_LENGTH = 300
 
 def of(death: Death, engine_id: str, *, served: bool, victims: tuple[str, ...], at_ns: int) -> Incident | None:
     """None for an orderly end, a refused start, and for what was already reported while it happened: a wedge by the
-    watchdog, an out-of-memory by the engine that served."""
-    told = death.cause == "wedged" or (death.cause == "oom" and served)
+    watchdog, an out-of-memory by the engine that served, unless it only just said so with its last words."""
+    told = death.cause == "wedged" or (death.cause == "oom" and served and not death.lacked_memory)
     if death.cause not in INCIDENT_CAUSES or told or (not served and death.exit_code in _REFUSALS):
         return None
     end = ProcessEnd(
@@ -24,11 +24,13 @@ def of(death: Death, engine_id: str, *, served: bool, victims: tuple[str, ...], 
         exit_code=death.exit_code,
         oom_kills=death.oom_kills,
         killed_here=death.killed_here,
+        lacked_memory=death.lacked_memory,
         phase=death.phase,
         last_lines=tuple(line[:_LINE_LENGTH] for line in death.last_lines[-_LINES:]),
     )
     verdict = judge_end(end)
-    cause = {"oom": "capacity", "oom_killed": "host_cgroup"}.get(death.cause, death.cause)
+    short = "unknown" if death.lacked_memory else "capacity"
+    cause = {"oom": short, "oom_killed": "host_cgroup"}.get(death.cause, death.cause)
     return Incident(
         at_ns=at_ns,
         incident_id=f"{death.cause}-{at_ns}",

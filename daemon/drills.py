@@ -13,25 +13,29 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from daemon.port import EnginePort
 from engine.errors import ConfigError, EngineFault
+from engine.kv.layout import blocks_for
 from engine.request import Request, SamplingParams
 
 log = logging.getLogger("inferd.drills")
 
-_ECHO_TOKENS = 16
+_SHORT_TOKENS = 16
 _LONG_TOKENS = 512
-_LONGS = 8
+_LONGS = 16
+_UNREAD_TOKENS = 256  # engine.config: output_credit
 _LEARNING_LOOKS = 600
+Propose = Callable[[dict[str, int], str, str], Awaitable[object]]
 _OOM = 'inferd_oom_total{cause="%s"}'
 _END = 'inferd_incidents_total{cause="%s"}'
 _LOST = 'inferd_telemetry_dropped_total{sink="%s"}'
 _GROWING = """
-import time
+import sys, time
+sys.stdin.readline()
 held = []
 while len(held) < 256:
     held.append(b"x" * (4 << 20))
@@ -44,8 +48,9 @@ time.sleep(60)
 class Drill:
     """`kind` and `cause` are the incident's (empty: none may be raised). `victims`: whose requests may end by it: none,
     one (the request that needs the memory) or all that run. `runbook` and `section` are where the doctor's first
-    finding must lead. `fault` is the engine's; `traffic` are requests of our own
-    that go with it: long, echo (with log-probabilities of the prompt) or flood."""
+    finding must lead. `fault` is the engine's; `traffic` are requests of our own that go with it: long, echo (with
+    log-probabilities of the prompt), flood (many that are long) or unread (clients that do not read). An alert about
+    repetition fires when the drill is repeated."""
 
     text: str
     kind: str
@@ -107,8 +112,8 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "killed", "SIGKILL to engine and daemon; the next start explains it", "InferdDown", "crash_loop/the-daemon-died"
     ),
     "slow_client": _quiet(
-        "inferd_kv_fragmentation_ratio", "a client that does not read", "InferdKvPressure",
-        "kv_pressure/clients-that-do-not-read",
+        'inferd_requests{reason="kv"}', "clients that do not read: as many as fill the KV cache, if few do; else one",
+        "InferdKvPressure", "kv_pressure/clients-that-do-not-read",
     ),
     "full_disk": _quiet(_LOST % "journal", "no file of the daemon may grow", "InferdDiskFull", "disk_full/make-room"),
     "collector_down": _quiet(
@@ -133,11 +138,13 @@ def prepare_environment(names: tuple[str, ...]) -> None:
 
 
 class Drills:
-    """`port` is the engine's, `deadline_s` the progress deadline. Used from the API's loop only."""
+    """`port` is the engine's, `propose` changes live limits (source and why come last), `deadline_s` is the progress
+    deadline. Used from the API's loop only."""
 
-    def __init__(self, names: tuple[str, ...], port: EnginePort, deadline_s: float) -> None:
+    def __init__(self, names: tuple[str, ...], port: EnginePort, propose: Propose, deadline_s: float) -> None:
         self._names = armed(names)
         self._port = port
+        self._propose = propose
         self._deadline_s = deadline_s
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -166,29 +173,50 @@ class Drills:
     async def _fault(self, name: str, drill: Drill, amount: int) -> None:
         if name == "neighbour":
             await self._stop_neighbour()
-            self._neighbour = await asyncio.create_subprocess_exec(sys.executable, "-c", _GROWING)
+            self._neighbour = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", _GROWING, stdin=asyncio.subprocess.PIPE
+            )
             amount = self._neighbour.pid
         elif name == "wedge":
             amount = amount or int(1500 * self._deadline_s)
         elif name == "wedge_for_good":
             amount = 3_600_000
         await self._plant(drill.fault, amount)
-        if drill.traffic:
-            self._task(self._send(drill.traffic))
+        if drill.traffic or name == "neighbour":
+            self._task(self._go_on(drill.traffic))
 
-    async def _send(self, traffic: str) -> None:
-        """Our own requests, as soon as the fault has seen what is typical."""
+    async def _go_on(self, traffic: str) -> None:
+        """The rest of a drill, as soon as the fault has seen what is typical: the neighbour grows, or requests of our
+        own are sent."""
         for _ in range(_LEARNING_LOOKS):
             planted = await self._port.ask("planted")
             if planted is not None and "learning" not in planted:
                 break
             await asyncio.sleep(0.1)
-        for request in self._traffic(traffic):
-            self._task(self._drain(request))
+        if not traffic and self._neighbour is not None and self._neighbour.stdin is not None:
+            self._neighbour.stdin.write(b"\n")
+        requests = self._traffic(traffic)
+        if traffic == "long":
+            await self._in_one_piece(requests)
+        else:
+            await asyncio.gather(*map(self._drain, requests))
+
+    async def _in_one_piece(self, requests: list[Request]) -> None:
+        """In chunks, a long prompt's steps are no larger than others: that is what chunks are for."""
+        view = self._port.view()
+        if view.limits is None or view.resolved is None:
+            return
+        chunk = view.limits.prefill_chunk
+        await self._propose({"prefill_chunk": view.resolved.step_tokens}, "api", "one large step is wanted")
+        try:
+            await asyncio.gather(*map(self._drain, requests))
+        finally:
+            with contextlib.suppress(EngineFault):  # it died of it: the next one is told the limits anyway
+                await self._propose({"prefill_chunk": chunk}, "api", "as before")
 
     async def _plant(self, fault: str, amount: int) -> None:
         if fault == "none":
-            await self._stop_neighbour()
+            await self.close()
         if await self._port.act(f"plant {fault} {amount}") is None:
             raise EngineFault("the engine does not take the fault", "it is not ready, or was started without --drill")
 
@@ -204,33 +232,45 @@ class Drills:
         elif name == "full_disk":
             self._task(self._full_disk(seconds))
         elif name == "slow_client":
-            self._task(self._unread(seconds))
+            for request in self._traffic("unread"):
+                self._task(self._unread(request, seconds))
 
     def _traffic(self, kind: str) -> list[Request]:
         limits = self._port.view().limits
         room = limits.context_limit if limits else _LONG_TOKENS
-        count = {"echo": _ECHO_TOKENS}.get(kind, max(1, min(_LONG_TOKENS, room * 3 // 4)))
+        count = {"echo": _SHORT_TOKENS, "unread": _SHORT_TOKENS}.get(kind, max(1, min(_LONG_TOKENS, room * 3 // 4)))
         requests = []
-        for _ in range({"": 0, "flood": _LONGS}.get(kind, 1)):
+        for _ in range({"": 0, "flood": _LONGS, "unread": self._unread_clients()}.get(kind, 1)):
             self._count += 1
             prompt = tuple(1 + (self._count * 7 + place) % 200 for place in range(count))
             sampling = SamplingParams(max_tokens=8, temperature=0.0)
+            if kind in ("flood", "unread"):
+                sampling = replace(sampling, max_tokens=64 if kind == "flood" else 100_000)
             if kind == "echo":
                 sampling = replace(sampling, prompt_logprobs=5)
             requests.append(Request(id=f"drill-{self._count}", prompt=prompt, sampling=sampling))
         return requests
+
+    def _unread_clients(self) -> int:
+        """Each holds its prompt and what it is granted unread: all rows, if three quarters of them fill the cache."""
+        view = self._port.view()
+        if view.limits is None or view.resolved is None:
+            return 1
+        fill = view.limits.kv_blocks // blocks_for(_SHORT_TOKENS + _UNREAD_TOKENS, view.resolved.block_size)
+        return view.limits.max_num_seqs if 0 < fill <= view.limits.max_num_seqs * 3 // 4 else 1
 
     async def _drain(self, request: Request) -> None:
         (stream,) = self._port.submit([request])
         async for _ in stream:
             pass
 
-    async def _unread(self, seconds: float) -> None:
-        self._count += 1
-        sampling = SamplingParams(max_tokens=100_000, temperature=0.0)
-        (stream,) = self._port.submit([Request(id=f"drill-{self._count}", prompt=(5, 6, 7), sampling=sampling)])
-        await asyncio.sleep(seconds)
-        stream.cancel()
+    async def _unread(self, request: Request, seconds: float) -> None:
+        """A client that takes nothing: what it was granted stays where it is."""
+        (stream,) = self._port.submit([request])
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            stream.cancel()
         async for _ in stream:
             pass
 
@@ -258,5 +298,7 @@ class Drills:
     async def close(self) -> None:
         """End what lasts."""
         await self._stop_neighbour()
-        for task in list(self._tasks):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -38,6 +39,9 @@ from telemetry.threads import name_this_thread
 log = logging.getLogger("inferd.engine")
 
 _LAST_LINES = 40
+_UNFORESEEN = (InferdError.code, EngineFault.code)
+# What Python, C++ and ZeroMQ say last when they cannot get memory.
+_LACKED = r"MemoryError|bad_alloc|(?i:out of memory)|Cannot allocate memory"
 _KILLED_HERE = {
     "killed": "killed by the daemon, as it did not end by itself",
     "wedged": "killed by the daemon, as it made no progress",
@@ -58,6 +62,7 @@ class Death:
     last_lines: tuple[str, ...] = ()
     oom_kills: int | None = None  # by how many the kernel's counter has moved; None: nobody counts
     killed_here: bool = False
+    lacked_memory: bool = False  # by its last words: nobody in it could report that any more
     phase: str = ""  # what it was last seen at
 
     @classmethod
@@ -74,6 +79,7 @@ class Death:
     ) -> "Death":
         """Tell a kill from a crash from an orderly end. `killed_here`: the cause for which the daemon killed it."""
         orderly = said_its_end and exit_code == 0
+        foreseen = fault is not None and fault.code not in _UNFORESEEN
         cause, detail = "crash", f"exit code {exit_code}"
         if orderly:
             cause, detail = "drained", "it finished its work"
@@ -90,6 +96,9 @@ class Death:
             detail = fault.message
         elif last_lines:
             detail += f", last words: {last_lines[-1]}"
+        lacked = cause == "crash" and not foreseen and re.search(_LACKED, "\n".join((detail, *last_lines))) is not None
+        if lacked:
+            cause = "oom"
         return cls(
             cause=cause,
             detail=detail,
@@ -99,6 +108,7 @@ class Death:
             last_lines=last_lines,
             oom_kills=oom_kills,
             killed_here=bool(killed_here),
+            lacked_memory=lacked,
             phase=phase,
         )
 

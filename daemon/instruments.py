@@ -4,6 +4,7 @@ Owns their wiring. It must not know requests or the engine. Enter at `Instrument
 """
 
 import asyncio
+import logging
 import os
 import platform
 import time
@@ -16,6 +17,7 @@ import msgspec
 
 from daemon.port import EngineView
 from daemon.rounds import Past
+from daemon.shortage import Shortage
 from engine.errors import InferdError
 from telemetry import probe
 from telemetry.bundle import FOLDER, Folder
@@ -88,6 +90,7 @@ class Instruments:
         self._exposition = Exposition(
             self.fold, outside=self._outside, build={"version": version, "python": self._versions["python"]}
         )
+        self._shortage = Shortage(self.publish)
         self._more_sizes: Callable[[], Mapping[str, int]] = dict
         self._progress_age_ns: Callable[[], int | None] = lambda: None
         if before is not None:
@@ -95,9 +98,11 @@ class Instruments:
             self.publish(before.incident)
 
     def __enter__(self) -> "Instruments":
+        logging.getLogger().addHandler(self._shortage)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        logging.getLogger().removeHandler(self._shortage)
         crash = error is not None and not _orderly(error)
         if crash:
             self.publish(StateChanged(at_ns=time.monotonic_ns(), state="stopped", why=f"{type(error).__name__}"))

@@ -154,7 +154,8 @@ class Daemon:
             admin_keys = Keys.load(settings.admin_key_file, settings.admin_key)
             open_metrics = Access(admin_keys if settings.metrics_private else Keys(()))
             health = Health(lifecycle, self._version, instruments.render, open_metrics.check)
-            control = self._control(engine, tuning, lifecycle, kitchen, instruments, health, admin_keys)
+            drills = Drills(settings.drill, engine, arbiter.propose, settings.progress_deadline)
+            control = self._control(engine, tuning, lifecycle, kitchen, instruments, health, admin_keys, drills)
             instruments.ask_progress(lambda: engine.view().progress_age_ns)
             instruments.ask_sizes(lambda: {**engine.sizes(), **kitchen.sizes()})
             door = FrontDoor(keyless=not keys, host=settings.host, origins=settings.allow_origin)
@@ -172,6 +173,7 @@ class Daemon:
                 await runner.cleanup()
                 await kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
             finally:
+                await drills.close()
                 rounds.stop()
                 control.stop()
         return 0
@@ -312,6 +314,7 @@ class Daemon:
         instruments: Instruments,
         health: Health,
         admin_keys: Keys,
+        drills: Drills,
     ) -> ControlThread:
         settings = self._settings
         config = self._loaded.public()
@@ -319,7 +322,7 @@ class Daemon:
             loop=asyncio.get_running_loop(),
             port=engine,
             doer=_Doer(lifecycle, kitchen, tuning),
-            drill=Drills(settings.drill, engine, settings.progress_deadline).start if settings.drill else None,
+            drill=drills.start if drills.names else None,
             fold=instruments.fold,
             feed=instruments.feed,
             config=config,

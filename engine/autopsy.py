@@ -4,7 +4,10 @@ Owns the conversion of the device plane's readings into telemetry's, and what co
 judge (telemetry/forensics.py) or decide who is to fail (engine/loop.py). Enter at `Autopsy.incident`.
 """
 
+import mmap
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from statistics import median_low
 
@@ -16,21 +19,34 @@ from telemetry.events import Incident, RequestView
 from telemetry.evidence import FailedStep, MemoryFault, Reading
 from telemetry.forensics import judge_memory
 
+Readings = tuple[MemoryReading, MemoryReading, MemoryReading]
+_RESERVE_BYTES = 4 << 20  # of addresses; nothing is ever written there
 _TYPICAL_STEPS = 64
 _MOST_REQUESTS = 32
 
 
 class Autopsy:
-    """`activation_bytes` is what the plan at start kept for a step."""
+    """`activation_bytes` is what the plan at start kept for a step; `readings` measures where an error brings none."""
 
-    def __init__(self, activation_bytes: int = 0) -> None:
+    def __init__(self, activation_bytes: int = 0, readings: Callable[[], Readings | None] = lambda: None) -> None:
         self._activation_bytes = activation_bytes
+        self._readings = readings
+        self._reserve: mmap.mmap | None = mmap.mmap(-1, _RESERVE_BYTES)
         self._tokens: deque[int] = deque(maxlen=_TYPICAL_STEPS)
 
     def step_done(self, plan: StepPlan) -> None:
         """A step that was computed: what is typical."""
         if plan.slices:
             self._tokens.append(plan.tokens)
+        if self._reserve is None:
+            with suppress(OSError, MemoryError):  # the next step may have more luck
+                self._reserve = mmap.mmap(-1, _RESERVE_BYTES)
+
+    def release(self) -> None:
+        """Give back what was put by: to say that there is no memory takes some. The next good step takes it again."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            reserve.close()
 
     def incident(
         self,
@@ -43,6 +59,7 @@ class Autopsy:
         now_ns: int,
     ) -> Incident:
         """`piece` is the part of the plan that is blamed, `request_id` whose it is (empty: nobody's any more)."""
+        self.release()
         step = FailedStep(
             step=plan.step,
             phase=error.phase,
@@ -58,7 +75,8 @@ class Autopsy:
             kv_active=state.kv_active,
             kv_blocks=state.kv_active + state.kv_cached + state.kv_free,
         )
-        first, before, at = (_reading(each) for each in error.readings) if error.readings else (Reading(),) * 3
+        readings = error.readings or self._measured()
+        first, before, at = (_reading(each) for each in readings) if readings else (Reading(),) * 3
         fault = MemoryFault(
             requested_bytes=error.requested_bytes,
             step=step,
@@ -80,6 +98,11 @@ class Autopsy:
             memory=fault,
             requests=tuple(map(_view, running[:_MOST_REQUESTS])),
         )
+
+    def _measured(self) -> Readings | None:
+        with suppress(OSError, MemoryError):  # measuring takes a little memory too
+            return self._readings()
+        return None
 
 
 def told(incident: Incident, error: OutOfMemory) -> str:

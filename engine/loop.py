@@ -116,6 +116,25 @@ class Engine:
             outputs = self._after_step(plan, result, times, outputs)
         return outputs
 
+    def out_of_memory(self, doing: str) -> OutOfMemory:
+        """Publish that an allocation outside the device plane failed, and return what to tell of it."""
+        self._autopsy.release()
+        error = OutOfMemory(
+            f"the engine's process could not get memory for {doing}", "give it more, or lower its limits"
+        )
+        error.phase = doing
+        incident = self._autopsy.incident(
+            StepPlan(step=self.steps, slices=()),
+            error,
+            None,
+            "",
+            self._scheduler.state_facts(),
+            self._scheduler.running_views(),
+            self._clock(),
+        )
+        self._publish(incident)
+        return error
+
     def abort_all(self) -> list[Output]:
         """End every choice, as if each had been cancelled."""
         return self.cancel([view.request_id for view in self._scheduler.views()], "abort")

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from engine import wire
-from engine.autopsy import Autopsy
+from engine.autopsy import Autopsy, Readings
 from engine.books import Accounts, Books, NoBooks
 from engine.budget import Limits, Resolved
 from engine.config import EngineConfig
@@ -61,6 +61,7 @@ class Loaded:
     books: Accounts = field(default_factory=NoBooks)
     bandwidth_bytes_per_ns: float = 0.0  # of the device's memory, as measured at start; 0 = was not
     faults: Faults | None = None
+    readings: Callable[[], Readings | None] = lambda: None  # of memory, now
 
 
 Load = Callable[[EngineConfig, Callable[[str, float], None]], Loaded]
@@ -101,6 +102,7 @@ def load_model(config: EngineConfig, progress: Callable[[str, float], None]) -> 
         runner=started.runner,
         phases=started.phases,
         faults=started.faults,
+        readings=started.readings,
         cache_root=f"{manifest.digest}/{started.resolved.kv_dtype}/{started.resolved.block_size}",
         books=Books(
             started.ledger,
@@ -177,7 +179,7 @@ def _start(
         loaded.runner,
         publish,
         pulse=pulse,
-        autopsy=Autopsy(resolved.activation_bytes),
+        autopsy=Autopsy(resolved.activation_bytes, loaded.readings),
         meter=StepMeter(ceilings),
     )
     gc.freeze()  # what was loaded stays for ever: no collection needs to walk it during a step
@@ -208,7 +210,8 @@ def _report(link: Link, error: Exception) -> int:
         code = OutOfMemory.code if isinstance(error.__cause__, OutOfMemory) else error.code
         exit_code, message, hint = error.exit_code, error.message, error.hint
     else:
-        traceback.print_exc()
+        with contextlib.suppress(MemoryError):  # it may be what this is about
+            traceback.print_exc()
         code, exit_code, hint = "internal_error", EngineFault.exit_code, "the engine's log has the traceback"
         message = f"{type(error).__name__}: {error}"
     link.send(wire.Fault(code=code, message=message, hint=hint, exit_code=exit_code))

@@ -17,7 +17,7 @@ import zmq
 from engine import wire
 from engine.books import Accounts
 from engine.budget import Limits, Resolved
-from engine.errors import ConfigError, EngineFault
+from engine.errors import ConfigError, EngineFault, InferdError
 from engine.loop import Engine
 from engine.outbox import Outbox
 from engine.output import Output
@@ -119,7 +119,7 @@ class Server:
             for frame in self._link.received(self._patience_ms()):
                 self._receive(frame)
             if self._engine.has_work:
-                self._give(self._engine.step())
+                self._step()
             self._outbox.flush(self._engine.progress_ns if self._busy else None)
             if self._state == "draining" and not self._engine.has_work:
                 self._over = True
@@ -131,6 +131,16 @@ class Server:
     def _busy(self) -> bool:
         """Whether the next step can do something."""
         return self._engine.has_work and not self._engine.starved
+
+    def _step(self) -> None:
+        """The runner's own shortage is the loop's to survive; one in the middle of a plan or a commit is not survived:
+        nobody knows how much of it was done."""
+        try:
+            self._give(self._engine.step())
+        except MemoryError:
+            why = self._engine.out_of_memory("the scheduler")
+            self._outbox.flush(None)
+            raise EngineFault(why.message, why.hint) from why
 
     def _patience_ms(self) -> int:
         """How long nothing can happen unless a command comes."""
@@ -155,13 +165,19 @@ class Server:
             self._obey(command)
         except EngineFault:
             raise
+        except MemoryError:
+            why = self._engine.out_of_memory("a command")
+            print(f"a command was dropped: {why.message}", file=sys.stderr, flush=True)
+            command = command or wire.decode_command(frame)  # with what was put by, there may be room to read it
+            if isinstance(command, wire.Submit):
+                self._refuse(command.requests, why.message, why.code)
         except Exception as error:  # noqa: BLE001 - no command may end the engine under everybody else
             self._bad_commands += 1
             print(f"a command was dropped: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             if isinstance(command, wire.Submit):
                 self._refuse(command.requests, f"{type(error).__name__}: {error}")
 
-    def _refuse(self, requests: list[Request], why: str) -> None:
+    def _refuse(self, requests: list[Request], why: str, code: str = InferdError.code) -> None:
         """End choices whose submission failed: those that got in, and those that the engine never knew."""
         ended = self._engine.cancel([request.id for request in requests], FinishReason.ERROR)
         now_ns = time.monotonic_ns()
@@ -170,7 +186,7 @@ class Server:
             Output(
                 request_id=request.id,
                 finish=FinishReason.ERROR,
-                error_code="internal_error",
+                error_code=code,
                 error=why,
                 facts=EngineFacts(received_ns=now_ns, emitted_ns=now_ns),
                 at_ns=now_ns,

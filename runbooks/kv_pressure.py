@@ -12,12 +12,17 @@ _FULL_RATIO = 0.9
 _UNREAD_SECONDS = 5.0
 _LEAST_REPORTS = 5
 _HELD_RATIO = 0.5  # of the active blocks, from which on others soon feel it
+_EXPLAINS = ("ttft_spike", "slow_decode", "overload", "short_answers", "low_throughput")
 _WAITING_SHARE = 0.5  # of the reports: a pool that is full for a moment is well used
 
 
 def check(evidence: Evidence) -> Finding | None:
+    """What clients hold that do not read comes first where it is most of what is held: fewer at once would not help."""
     steps = evidence.steps
-    return (_full(evidence, steps) or _unread(evidence, steps)) if steps else None
+    if not steps:
+        return None
+    unread = _unread(evidence, steps)
+    return unread if unread and unread.severity == "warning" else _full(evidence, steps) or unread
 
 
 def _unread(evidence: Evidence, steps: list[StepReport]) -> Finding | None:
@@ -35,6 +40,7 @@ def _unread(evidence: Evidence, steps: list[StepReport]) -> Finding | None:
         confidence=0.85,
         next_step="inferd doctor runbook kv_pressure clients-that-do-not-read",
         section="clients-that-do-not-read",
+        explains=_EXPLAINS if least >= _HELD_RATIO * active else (),
         held=f"{least} of {active} active blocks, in each of the last {len(newest)} reports",
     )
 
@@ -66,7 +72,7 @@ def _full(evidence: Evidence, steps: list[StepReport]) -> Finding | None:
         confidence=0.95 if thrash else 0.8,
         next_step=f"inferd doctor runbook kv_pressure {section}",
         section=section,
-        explains=("ttft_spike", "slow_decode", "overload", "short_answers", "low_throughput"),
+        explains=_EXPLAINS,
         preemptions=", ".join(f"{cause} × {count}" for cause, count in causes.items()) or "none in this minute",
         lost_work=f"{tokens_lost} computed positions; {recompute} of {granted} granted tokens were repeats",
         pool=f"{full:.0%} of the {blocks} allowed blocks active at most; {waiting:.0%} of the reports had some waiting",

@@ -1,8 +1,8 @@
 """Bundles: one fault as one JSON file and the same for people as Markdown, on disk before anybody asks.
 
-Owns the format (`Bundle`, the same from version to version: fields are added, never renamed), and the folder: written
-whole or not at all, each capped, the oldest removed first. It must not judge (forensics.py) or know what a fault is.
-Enter at `Folder.write`; `Folder.read` gives one back, `to_markdown` renders it.
+Owns the folder: written whole or not at all, each capped, the oldest removed first. It must not judge (forensics.py) or
+know what a fault is; what is written is casefile.py's, and its words are casetext.py's. Enter at `Folder.write`;
+`Folder.read` gives one back.
 """
 
 import os
@@ -13,67 +13,13 @@ from typing import Any, Final
 
 import msgspec
 
-from telemetry.events import Decision, LimitsView, StepReport
-from telemetry.evidence import Clue, Knob, MemoryFault, ProcessEnd
-from telemetry.forensics import mib
+from telemetry.casefile import Bundle
+from telemetry.casetext import to_markdown
 
-FORMAT: Final = 1
 FOLDER: Final = "incidents"  # in the state directory
 MOST_BYTES: Final = 512 << 10  # of one bundle's JSON
 KEPT: Final = 32
 _ID: Final = re.compile(r"[a-z_]+-[0-9a-f-]{1,48}")
-_STEPS_SHOWN: Final = 12
-
-
-class Rungs(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory ladder at one moment: bytes by owner; they sum to the limit, if there is one."""
-
-    at_ns: int
-    device: str
-    source: str  # ledger | plan
-    owners: dict[str, int]
-    limit_bytes: int | None = None
-
-
-class Involved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that the fault touched. `part`: suspect (the fault names it), victim (it was cut off) or running."""
-
-    request_id: str
-    part: str
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    reason: str = ""  # how it ended, if it did
-    error: str = ""
-
-
-class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one fault. Times are monotonic ns of the host that wrote it, but `unix_seconds`."""
-
-    format: int = FORMAT
-    incident_id: str
-    kind: str  # events.INCIDENT_CAUSES
-    cause: str  # an OOM cause or the kind
-    summary: str
-    at_ns: int
-    unix_seconds: float
-    outcome: str = ""  # what came of it, as far as is known
-    engine_id: str = ""
-    model: str = ""
-    previous_life: bool = False  # written by the next life, from the rings
-    clues: tuple[Clue, ...] = ()
-    knobs: tuple[Knob, ...] = ()
-    requests: tuple[Involved, ...] = ()
-    memory: MemoryFault | None = None
-    end: ProcessEnd | None = None
-    ladder_before: Rungs | None = None
-    ladder_at: Rungs | None = None
-    steps: tuple[StepReport, ...] = ()  # oldest first
-    limits: LimitsView | None = None
-    resolved: dict[str, Any] = {}
-    decisions: tuple[Decision, ...] = ()
-    stacks: dict[str, str] = {}
-    versions: dict[str, str] = {}
-    notes: tuple[str, ...] = ()  # what could not be found out, and what was left out for its size
 
 
 _encoder = msgspec.json.Encoder()
@@ -162,88 +108,3 @@ def fitted(bundle: Bundle, most_bytes: int) -> Bundle:
 
 
 _CUT: Final = "some of it was left out, so that the file keeps to its size"
-
-
-def to_markdown(bundle: Bundle) -> str:
-    """The bundle for people: the cause first, then why, then what to turn, then the facts."""
-    lines = [f"# {bundle.kind}: {bundle.cause}", "", bundle.summary, ""]
-    lines += [f"Outcome: {bundle.outcome}", ""] if bundle.outcome else []
-    lines += [f"- incident `{bundle.incident_id}`, engine `{bundle.engine_id or 'unknown'}`, model `{bundle.model}`"]
-    lines += ["- written by the next life, from the flight recorder"] if bundle.previous_life else []
-    lines += ["", "## Evidence", "", "| cause | speaks | what was seen |", "|---|---|---|"]
-    lines += [f"| {clue.cause} | {clue.speaks} | {_cell(clue.text)} |" for clue in bundle.clues]
-    lines += ["", "## What would have prevented it", ""]
-    lines += [f"- `{knob.name}`: {knob.advice}" for knob in bundle.knobs] or ["- nothing that is known"]
-    lines += _memory_lines(bundle) + _request_lines(bundle) + _step_lines(bundle) + _state_lines(bundle)
-    for name, text in bundle.stacks.items():
-        lines += ["", f"## Stacks of the {name}", "", "```", text.rstrip(), "```"]
-    lines += ["", "## Notes", "", *(f"- {note}" for note in bundle.notes)] if bundle.notes else []
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _memory_lines(bundle: Bundle) -> list[str]:
-    lines = []
-    fault = bundle.memory
-    if fault is not None:
-        at = fault.at
-        lines += ["", "## Memory at the fault", ""]
-        lines += [f"- asked for: {mib(fault.requested_bytes)} in {fault.step.phase or 'an unknown phase'}"]
-        lines += [f"- limit: {mib(at.limit_bytes)} ({at.scope or 'unknown'}), free below it: {mib(at.free_bytes)}"]
-        lines += [f"- allocator: {mib(at.allocator_free_bytes)} unused, largest piece {mib(at.largest_free_bytes)}"]
-        lines += [f"- KV blocks in use: {mib(at.kv_bytes)}, neighbours: {mib(at.neighbour_bytes)}"]
-    before, now = bundle.ladder_before, bundle.ladder_at
-    if before is not None or now is not None:
-        owners = {**(before.owners if before else {}), **(now.owners if now else {})}
-        lines += ["", "## Ladder", "", "| owner | before | at the fault |", "|---|---|---|"]
-        for owner in owners:
-            cells = (mib(rungs.owners.get(owner)) if rungs else "-" for rungs in (before, now))
-            lines += [f"| {owner} | {' | '.join(cells)} |"]
-    return lines
-
-
-def _request_lines(bundle: Bundle) -> list[str]:
-    if not bundle.requests:
-        return []
-    lines = ["", "## Requests", "", "| request | part | prompt | output | ended |", "|---|---|---|---|---|"]
-    for each in bundle.requests:
-        ended = f"{each.reason} {each.error}".strip() or "-"
-        counts = f"{_count(each.prompt_tokens)} | {_count(each.output_tokens)}"
-        lines += [f"| {each.request_id} | {each.part} | {counts} | {ended} |"]
-    return lines
-
-
-def _count(number: int | None) -> str:
-    return "?" if number is None else str(number)
-
-
-def _step_lines(bundle: Bundle) -> list[str]:
-    if not bundle.steps:
-        return []
-    lines = ["", f"## Last steps ({len(bundle.steps)} in the JSON)", ""]
-    lines += ["| step | prefill | decode | running | waiting | KV active/free | ms |", "|---|---|---|---|---|---|---|"]
-    for step in bundle.steps[-_STEPS_SHOWN:]:
-        spent_ms = (step.plan_ns + step.launch_ns + step.collect_ns + step.commit_ns) / 1e6
-        lines += [
-            f"| {step.step} | {step.prefill_tokens} | {step.decode_tokens} | {step.running} | {step.waiting} "
-            f"| {step.kv_active}/{step.kv_free} | {spent_ms:.1f} |"
-        ]
-    return lines
-
-
-def _state_lines(bundle: Bundle) -> list[str]:
-    lines = []
-    if bundle.limits is not None:
-        limits = msgspec.structs.asdict(bundle.limits)
-        lines += ["", "## Limits", "", ", ".join(f"{name} {value}" for name, value in limits.items())]
-    if bundle.decisions:
-        lines += ["", "## Last decisions", ""]
-        lines += [f"- {each.rule}: {each.knob} {each.before} → {each.after}" for each in bundle.decisions]
-    if bundle.end is not None:
-        end = bundle.end
-        lines += ["", "## End", "", f"- {end.process}: exit code {end.exit_code}, oom_kill moved by {end.oom_kills}"]
-        lines += [f"    {line}" for line in end.last_lines]
-    return lines

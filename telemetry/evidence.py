@@ -80,6 +80,7 @@ class ProcessEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exit_code: int | None = None  # negative: by that signal; None: nobody was there to see
     oom_kills: int | None = None  # by how many the control group's counter moved meanwhile
     killed_here: bool = False
+    lacked_memory: bool = False  # its last words say that it could not get any
     stuck_ms: int = 0
     phase: str = ""  # what it was doing, as far as it said
     last_lines: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ _LOGITS_PHASES: Final = ("logits", "prompt_logprobs", "sample")
 _SPIKE: Final = 2  # times a typical step's tokens
 _NOISE_BYTES: Final = 1 << 20  # growth below this is not held against anybody...
 _NOISE_SHARE: Final = 0.5  # ...unless it is so much of what was asked for
+_ARENA_BYTES: Final = 1 << 20  # what an allocator asks the system for, if it needs more at all
 _BREATH_BYTES: Final = 64 << 20
 _HEAP_BYTES: Final = 16 << 20  # a heap always has holes; so much of them is a heap in pieces
 _LEAST_SHARE: Final = 0.25  # of the room there was: who took less did not take the room
@@ -53,18 +54,35 @@ _KNOBS: Final = {
         Knob("memory.max", "raise the container's limit"),
     ),
     "leak": (
-        Knob("incident", "report it with this bundle: memory that nobody booked grew"),
-        Knob("restart", "a restart of the engine gives the memory back"),
+        Knob("restart", "`inferd doctor do restart-engine` gives the memory back, until it has grown again"),
+        Knob("report", "report it with this bundle: memory grew that nobody has booked"),
     ),
     "unknown": (Knob("--max-num-batched-tokens", "lower it, then --max-num-seqs: both bound what a step needs"),),
 }
 
 
+# What a reader of the verdict need not know the code for: phases of a step, and whose a limit is.
+IN_WORDS: Final = {
+    "rows": "the bookkeeping of its rows",
+    "forward": "the model's layers",
+    "logits": "the logits",
+    "prompt_logprobs": "the log-probabilities of a prompt",
+    "sample": "sampling",
+    "process": "this process's own limit",
+    "address_space": "this process's address space, RLIMIT_AS",
+    "device": "the device",
+    "cgroup": "the control group",
+    "host": "the machine",
+}
+
+
 def mib(amount: int | None) -> str:
-    """For people: '12.5 MiB'; 'an unknown amount' for None."""
+    """For people: '12.5 MiB', '40.0 KiB'; 'an unknown amount' for None."""
     if amount is None:
         return "an unknown amount"
-    return f"{amount} bytes" if abs(amount) < 1024 else f"{amount / 1048576:.1f} MiB"
+    if abs(amount) < 1 << 20:
+        return f"{amount} bytes" if abs(amount) < 1024 else f"{amount / 1024:.1f} KiB"
+    return f"{amount / 1048576:.1f} MiB"
 
 
 def judge_memory(fault: MemoryFault) -> Verdict:
@@ -74,7 +92,8 @@ def judge_memory(fault: MemoryFault) -> Verdict:
     clues = tuple(_clue(name, cause, fault, grown) for name in OOM_CAUSES if name != "unknown")
     lead = next((clue.text for clue in clues if clue.cause == cause), "the measurements do not decide it")
     asked = mib(fault.requested_bytes) if fault.requested_bytes else "memory"
-    summary = f"step {fault.step.step} could not get {asked} in {fault.step.phase or 'a step'}: {lead}"
+    phase = IN_WORDS.get(fault.step.phase, fault.step.phase or "a step")
+    summary = f"step {fault.step.step} could not get {asked} for {phase}: {lead}"
     return Verdict(cause=cause, summary=summary, clues=clues, knobs=_KNOBS[cause])
 
 
@@ -82,6 +101,8 @@ def _cause(fault: MemoryFault, grown: dict[str, int]) -> str:
     at, asked = fault.at, fault.requested_bytes
     if _in_pieces(fault.first, at, asked):
         return "fragmentation"
+    if at.free_bytes is not None and not asked and at.free_bytes < _ARENA_BYTES:
+        asked = _ARENA_BYTES  # it did not say how much, but there was not even this
     if at.free_bytes is None or not asked:
         return _step_cause(fault) or "unknown"
     shortfall = asked - at.free_bytes
@@ -149,10 +170,9 @@ def _in_pieces(first: Reading, at: Reading, asked: int) -> bool:
 def _grown(fault: MemoryFault) -> dict[str, int]:
     """Bytes by which each taker grew from the first reading to the last quiet one, by the cause that it speaks for."""
     first, before, at = fault.first, fault.before, fault.at
-    grown = {
-        "leak": _difference(first.own_bytes, before.own_bytes),
-        "kv_exhausted": _difference(first.kv_bytes, at.kv_bytes),
-    }
+    grown = {"leak": _difference(first.own_bytes, before.own_bytes)}
+    if at.scope != "address_space":  # the pool is mapped whole at the start: its blocks take no addresses
+        grown["kv_exhausted"] = _difference(first.kv_bytes, at.kv_bytes)
     if at.scope in SHARED_SCOPES:
         grown["neighbour"] = _difference(first.neighbour_bytes, at.neighbour_bytes)
     return {name: amount for name, amount in grown.items() if amount > 0}
@@ -174,9 +194,8 @@ def _capacity(fault: MemoryFault, grown: dict[str, int]) -> str:
     if at.free_bytes is None:
         return "not measured: how much was free below the limit"
     return (
-        f"{free} of the {at.scope or 'limit'}'s {mib(at.limit_bytes)} were free for a step of {fault.step.tokens} "
-        "tokens; "
-        f"{mib(sum(grown.values()))} have been taken since the start"
+        f"{free} were free below {IN_WORDS.get(at.scope, 'the limit')} ({mib(at.limit_bytes)}) for a step of "
+        f"{fault.step.tokens} tokens; {mib(sum(grown.values()))} of what is taken was still free at the start"
     )
 
 
@@ -194,31 +213,32 @@ def _kv(fault: MemoryFault, grown: dict[str, int]) -> str:
     step = fault.step
     if fault.at.kv_bytes is None:
         return "not measured: bytes of the KV blocks in use"
-    return (
-        f"{step.kv_active} of {step.kv_blocks} KV blocks were in use, {mib(fault.at.kv_bytes)}: "
-        f"{mib(grown.get('kv_exhausted', 0))} more than at the start"
-    )
+    used = f"{step.kv_active} of {step.kv_blocks} KV blocks were in use, {mib(fault.at.kv_bytes)}"
+    if fault.at.scope == "address_space":
+        return f"{used}; their addresses were taken when the engine started"
+    return f"{used}: {mib(grown.get('kv_exhausted', 0))} more than at the start"
 
 
 def _spike(fault: MemoryFault, grown: dict[str, int]) -> str:
     step = fault.step
-    return (
-        f"the step had {step.tokens} tokens, the median before it {step.typical_tokens}; request "
-        f"{step.request_id or '?'} had {step.chunk_tokens} of them from position {step.chunk_start}"
-    )
+    text = f"the step had {step.tokens} tokens, where {step.typical_tokens} are usual"
+    if not step.request_id:
+        return text
+    whose = f"request {step.request_id} had {step.chunk_tokens} of them"
+    return f"{text}; {whose}, from position {step.chunk_start} of its context on"
 
 
 def _logits(fault: MemoryFault, grown: dict[str, int]) -> str:
     step = fault.step
     what = "where vocabulary x rows are held" if step.phase in _LOGITS_PHASES else "where no logits exist"
-    whose = step.request_id or "?"
-    return f"it failed in {step.phase or 'an unknown phase'}, {what}; the largest part was request {whose}'s"
+    whose = f"; the largest part was request {step.request_id}'s" if step.request_id else ""
+    return f"it failed in {IN_WORDS.get(step.phase, step.phase or 'an unknown phase')}, {what}{whose}"
 
 
 def _neighbour(fault: MemoryFault, grown: dict[str, int]) -> str:
     at = fault.at
     if at.scope and at.scope not in SHARED_SCOPES:
-        return f"the limit that was hit is this process's own ({at.scope}): others cannot take from it"
+        return f"the limit that was hit is {IN_WORDS[at.scope]}: others cannot take from it"
     if at.neighbour_bytes is None:
         return "not measured: what others under the same limit use"
     more = mib(grown.get("neighbour", 0))
@@ -236,8 +256,8 @@ def _leak(fault: MemoryFault, grown: dict[str, int]) -> str:
     if fault.first.own_bytes is None or fault.before.own_bytes is None:
         return "not measured: what this process holds between steps"
     return (
-        f"this process held {mib(fault.before.own_bytes)} between steps, {mib(fault.first.own_bytes)} when it began "
-        f"to serve: {mib(grown.get('leak', 0))} more"
+        f"between steps this process held {mib(fault.before.own_bytes)}, and {mib(fault.first.own_bytes)} when it "
+        f"began to serve: {mib(grown.get('leak', 0))} more"
     )
 
 
@@ -268,7 +288,7 @@ def judge_end(end: ProcessEnd, last: Reading | None = None) -> Verdict:
         clues.append(Clue("oom_killed", "for" if share >= 0.95 else "against", text))
     if end.phase:
         clues.append(Clue(cause, "for", f"it was last seen in {end.phase}"))
-    knobs = _KNOBS["host_cgroup"] if cause == "oom_killed" else _END_KNOBS.get(cause, ())
+    knobs = _END_KNOBS.get(cause, ())
     who = "engine and daemon" if end.process == "both" else f"the {end.process}"
     return Verdict(cause=cause, summary=f"{who}: {why}", clues=tuple(clues), knobs=knobs)
 
@@ -276,6 +296,8 @@ def judge_end(end: ProcessEnd, last: Reading | None = None) -> Verdict:
 def _end_cause(end: ProcessEnd) -> tuple[str, str]:
     if end.stuck_ms:
         return "wedged", f"no progress for {end.stuck_ms / 1000:.1f} s in {end.phase or 'an unknown phase'}"
+    if end.lacked_memory:
+        return "oom", f"its last words say that it could not get memory; it {_how(end.exit_code)}"
     if end.exit_code is None:
         if end.oom_kills:
             return "oom_killed", f"ended without a word, and the kernel counted {end.oom_kills} kill(s) for memory"
@@ -284,9 +306,13 @@ def _end_cause(end: ProcessEnd) -> tuple[str, str]:
         if end.oom_kills:
             return "oom_killed", f"killed by the kernel, which counted {end.oom_kills} kill(s) for memory"
         return "killed", "killed by the daemon" if end.killed_here else "killed by SIGKILL, from outside"
-    if end.exit_code < 0:
-        return "crash", f"killed by signal {-end.exit_code}"
-    return "crash", f"it ended by itself with exit code {end.exit_code}"
+    return "crash", f"it {_how(end.exit_code)}"
+
+
+def _how(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "ended unseen"
+    return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended by itself with exit code {exit_code}"
 
 
 def _no_oom_kill(oom_kills: int | None) -> Clue:
@@ -296,6 +322,8 @@ def _no_oom_kill(oom_kills: int | None) -> Clue:
 
 
 _END_KNOBS: Final = {
+    "oom_killed": _KNOBS["host_cgroup"],
+    "oom": _KNOBS["capacity"],
     "wedged": (
         Knob("progress_deadline", "raise it only if the stacks show work that is slow but moves"),
         Knob("stacks", "the thread that holds the others up is in this bundle"),

@@ -17,8 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from telemetry import events
-from telemetry.bundle import Bundle, Folder, Involved, Rungs
+from telemetry.bundle import Folder
 from telemetry.bus import Undelivered
+from telemetry.casefile import Bundle, Involved, Rungs
 from telemetry.evidence import ProcessEnd, Reading
 from telemetry.fold import Fold
 from telemetry.forensics import judge_end
@@ -28,6 +29,7 @@ from telemetry.state import State
 
 _STEPS: Final = 64
 _LADDERS: Final = 60  # about a minute: one with each heartbeat
+_OUTCOME_NS: Final = 2_000_000_000  # after a fault, until a sign of life means that it is over
 _OPEN: Final = 16  # bundles that may still be told their outcome
 _SAME_S: Final = 1.0  # incidents of one kind and cause that come faster are one
 _DECISIONS: Final = 8
@@ -64,6 +66,7 @@ class Casebook:
             try:
                 if isinstance(event, events.EngineStatus):
                     self._remember_ladder(event.at_ns)
+                    self._on_sign_of_life(event)
                 elif isinstance(event, events.Incident):
                     self._on_incident(event)
                 elif isinstance(event, events.EngineEnded):
@@ -125,6 +128,16 @@ class Casebook:
             notes=tuple(notes),
         )
 
+    def _on_sign_of_life(self, status: events.EngineStatus) -> None:
+        """Tell the bundles that the engine goes on."""
+        for name, bundle in list(self._open.items()):
+            if status.at_ns - bundle.at_ns < _OUTCOME_NS:
+                continue
+            del self._open[name]
+            with self._fold.reading() as state:
+                outcome = _survived(bundle, state)
+            self.folder.write(msgspec.structs.replace(bundle, outcome=outcome))
+
     def _on_end(self, end: events.EngineEnded) -> None:
         """Tell the bundles of this engine what came of it."""
         for name, bundle in list(self._open.items()):
@@ -139,6 +152,20 @@ class Casebook:
             others = tuple(each for each in bundle.requests if each.request_id not in known or each.part == "suspect")
             outcome = f"the engine ended ({end.cause}: {end.detail}); {len(end.victims)} running choices were cut off"
             self.folder.write(msgspec.structs.replace(bundle, requests=(*others, *victims), outcome=outcome))
+
+
+def _survived(bundle: Bundle, state: State) -> str:
+    """An engine that says something after a fault has survived it."""
+    if bundle.kind == "wedged":
+        return "the engine moved again by itself, and no request was lost"
+    failed = [
+        each.request_id
+        for each in bundle.requests
+        if (record := state.records.get(each.request_id)) and record.error == "out_of_memory"
+    ]
+    if failed:
+        return f"the engine dropped the step and goes on; {', '.join(failed)} failed, with the error out_of_memory"
+    return "the engine dropped the step, computed it again with less at once, and goes on; no request failed by it"
 
 
 def _facts(incident: events.Incident) -> dict[str, Any]:
@@ -250,13 +277,14 @@ def previous_life(daemon_ring: Path, engine_ring: Path, now: Note) -> PreviousLi
     told = _decoded(daemon.records)
     started = _newest(told, events.EngineStarted, 1)
     engine = _recording(engine_ring)
-    if engine is None or not started or engine.label != started[0].engine_id:
+    if engine is not None and not _of_that_life(engine, daemon, started):
         engine = None
     heard = _decoded(engine.records) if engine else []
     end, notes = _how_it_ended(daemon, engine, told, now)
     verdict = judge_end(end, _last_reading(told, started))
     at_ns = max((event.at_ns for event in (*told[-4:], *heard[-4:])), default=daemon.started_ns)
     running = _unfinished(heard)
+    status = _newest(told, events.EngineStatus, 1)
     incident = events.Incident(
         at_ns=at_ns,
         incident_id=f"{verdict.cause}-{daemon.started_unix_ns // 1_000_000}-{daemon.pid}",
@@ -277,7 +305,7 @@ def previous_life(daemon_ring: Path, engine_ring: Path, now: Note) -> PreviousLi
         previous_life=True,
         requests=tuple(Involved(request_id=name, part="victim") for name in running[:_MOST_INVOLVED]),
         steps=tuple(_newest(heard or told, events.StepReport, _STEPS)),
-        limits=started[0].limits if started else None,
+        limits=started[0].limits if started else status[0].limits if status else None,
         resolved={**started[0].resolved, "reasons": started[0].reasons} if started else {},
         ladder_at=_replayed(told),
         decisions=tuple(_newest(told, events.Decision, _DECISIONS)),
@@ -285,6 +313,13 @@ def previous_life(daemon_ring: Path, engine_ring: Path, now: Note) -> PreviousLi
         notes=notes,
     )
     return PreviousLife(incident=incident, bundle=bundle)
+
+
+def _of_that_life(engine: Recording, daemon: Recording, started: list[events.EngineStarted]) -> bool:
+    """Whether that daemon had this engine. A ring keeps its last minutes: of a long life the start is not there."""
+    if started:
+        return engine.label == started[0].engine_id
+    return engine.started_unix_ns >= daemon.started_unix_ns
 
 
 def _how_it_ended(

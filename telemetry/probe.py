@@ -5,6 +5,7 @@ value (None), because it is the truth on many machines. Enter at any of the func
 """
 
 import os
+import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,30 @@ def memory_limit_bytes(root: Path = ROOT) -> int | None:
     host, limit = host_memory(root), cgroup(root=root).limit_bytes
     known = [value for value in (host.total_bytes if host else None, limit) if value is not None]
     return min(known, default=None)
+
+
+def virtual_bytes() -> int:
+    """Address space that this process has mapped."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def nearest_limit() -> tuple[str, int | None, int | None]:
+    """(scope, limit, free) of the limit on this process that leaves least; scopes are evidence.SCOPES. ('', None, None)
+    where nothing is known."""
+    found: list[tuple[int, str, int]] = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        found.append((max(0, soft - virtual_bytes()), "address_space", soft))
+    group = cgroup()
+    if group.limit_bytes is not None and group.usage_bytes is not None:
+        found.append((max(0, group.limit_bytes - group.usage_bytes), "cgroup", group.limit_bytes))
+    host = host_memory()
+    if host is not None:
+        found.append((host.available_bytes, "host", host.total_bytes))
+    if not found:
+        return "", None, None
+    free, scope, limit = min(found)
+    return scope, limit, free
 
 
 def _cgroup_v2(mount: Path, path: str) -> Cgroup:

@@ -127,11 +127,16 @@ class Served:
             connection.close()
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> tuple[int, Any]:
+        status, answer = self.post_raw(path, body, timeout_s)
+        return status, json.loads(answer)
+
+    def post_raw(self, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> tuple[int, bytes]:
+        """The answer as it came: a stream of events, say."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
             response = connection.getresponse()
-            return response.status, json.loads(response.read())
+            return response.status, response.read()
         finally:
             connection.close()
 

@@ -19,7 +19,7 @@ import msgspec
 
 from telemetry import events, journal
 from telemetry import snapshot as snapshots
-from telemetry.bundle import Bundle
+from telemetry.casefile import Bundle
 from telemetry.client import ClientError
 from telemetry.events import Event
 from telemetry.fold import Fold

@@ -4,9 +4,9 @@ Owns the faults and `FaultyMeter`, a meter that a planted fault takes the place 
 the daemon was started with --drill; nothing else knows that it exists, least of all who explains what then happens: a
 fault speaks through the same readings and the same errors as any other memory does. Enter at `FaultyMeter.plant`.
 
-A byte cap stands inside the tensor-allocation path: it sees every tensor that an operator makes, counts those that
-live, and refuses like the allocator of torch's CPU does. The address-space limit is the kernel's own, so there the
-allocator itself fails.
+A byte cap stands inside the tensor-allocation path, which compiled kernels share with torch's operators: it sees every
+tensor that is made, counts those that live, and refuses like the allocator of torch's CPU does. The address-space limit
+is the kernel's own, so there the allocator itself fails.
 """
 
 import contextlib
@@ -23,14 +23,15 @@ from typing import Any
 
 import torch
 
-from engine.device.meter import Meter, virtual_bytes
+from engine.device.meter import Meter, Readings
 from engine.device.refusal import Counter, Tight
 from engine.errors import ConfigError, MemoryReading
+from telemetry.probe import virtual_bytes
 
 _LEARNED_STEPS = 12  # observed before a cap is set
+_SLACK_BYTES = 128 << 10  # by how much a heap grows at a time
 _PIECE_BYTES = 64 << 10
 _PIECES = 1024
-_Readings = tuple[MemoryReading, MemoryReading, MemoryReading]
 
 
 class Fault:
@@ -49,11 +50,11 @@ class Fault:
     def step(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def readings(self) -> _Readings | None:
+    def readings(self) -> Readings | None:
         """None: the real meter's are the truth."""
         return None
 
-    def amended(self, real: _Readings) -> _Readings:
+    def amended(self, real: Readings) -> Readings:
         """The real meter's readings with what only the fault knows."""
         return real
 
@@ -102,7 +103,7 @@ class FaultyMeter:
         """Not measured: what faults do to a step's memory is not the step's."""
         return 0
 
-    def readings(self) -> _Readings:
+    def readings(self) -> Readings:
         return self._fault.readings() or self._fault.amended(self._real.readings())
 
 
@@ -164,7 +165,7 @@ class Cap(Fault):
     def _left(self) -> int:
         return 1 << 60 if self._room_bytes is None else self._room_bytes - self.taken_bytes()
 
-    def readings(self) -> _Readings | None:
+    def readings(self) -> Readings | None:
         if self._first is None or self._before is None:
             return None
         return self._first, self._before, self._reading(self._counter.live_bytes if self._counter else 0)
@@ -235,20 +236,29 @@ class Leak(Cap):
 
 
 class FullPool(Cap):
-    """A limit that the KV cache grows into. `amount`: bytes that it may grow by; 0 = twice a typical step's peak."""
-
-    share = 6.0
-    of_typical = True
+    """A limit that the KV cache grows into: as much as the largest step needs, beside so much of the cache. It refuses
+    nothing before the cache has grown. `amount`: bytes that it may grow by; 0 = a third of the largest step's peak."""
 
     def __init__(self, amount: int, kv_bytes: Callable[[], int]) -> None:
         super().__init__(0, kv_bytes)
         self._growth_bytes = amount
         self._least_bytes = kv_bytes()
+        self._largest_bytes = 0
 
     def begin(self) -> None:
-        room = self._room_bytes or 0
         self._least_bytes = self._kv_bytes()
-        self._room_bytes = room + self._least_bytes + (self._growth_bytes or room // 3)
+        self._largest_bytes = max(self._peaks)
+
+    def before_step(self) -> None:
+        super().before_step()
+        if self._room_bytes is not None and self._peaks:
+            largest = self._largest_bytes = max(self._largest_bytes, *self._peaks)
+            self._room_bytes = self._least_bytes + largest + (self._growth_bytes or largest // 3)
+            self._before = self._reading(0)
+
+    def _left(self) -> int:
+        left = super()._left()
+        return left if left < self._largest_bytes else 1 << 60
 
     def taken_bytes(self) -> int:
         return self._kv_bytes()
@@ -280,16 +290,30 @@ class Neighbour(Cap):
 
 class AddressSpace(Fault):
     """RLIMIT_AS, so near that the allocator cannot get a large piece: it fails by itself. `amount`: bytes that the
-    process may still map; 0 = 128 KiB."""
+    process may still map; 0 = enough for the largest tensor of a typical step, by what was seen."""
 
     failures = 2
 
     def __init__(self, amount: int, kv_bytes: Callable[[], int]) -> None:
-        self._allowance_bytes = amount or 128 << 10
+        self._allowance_bytes = amount
         self._failed = 0
+        self._largest: list[int] = []
+
+    @property
+    def learning(self) -> bool:
+        """See Fault."""
+        return not self._allowance_bytes
 
     @contextmanager
     def step(self) -> Iterator[None]:
+        if self.learning:
+            with Counter(lambda: 1 << 60) as counter:
+                yield
+            if counter.largest_bytes:
+                self._largest.append(counter.largest_bytes)
+            if len(self._largest) == _LEARNED_STEPS:
+                self._allowance_bytes = 3 * max(self._largest) // 2 + _SLACK_BYTES
+            return
         try:
             with Tight(self._allowance_bytes):
                 yield
@@ -298,7 +322,7 @@ class AddressSpace(Fault):
             self.over = self._failed >= self.failures
             raise
 
-    def amended(self, real: _Readings) -> _Readings:
+    def amended(self, real: Readings) -> Readings:
         """The limit is lifted by the time that anybody reads it: put it back into the last reading."""
         limit = virtual_bytes() + self._allowance_bytes
         now = replace(real[2], scope="address_space", limit_bytes=limit, free_bytes=self._allowance_bytes)
@@ -312,7 +336,7 @@ class Fragments(AddressSpace):
     failures = 1
 
     def __init__(self, amount: int, kv_bytes: Callable[[], int]) -> None:
-        super().__init__(amount, kv_bytes)
+        super().__init__(amount or _SLACK_BYTES, kv_bytes)
         libc = self._libc = ctypes.CDLL(None)
         libc.malloc.restype = ctypes.c_void_p
         pieces = [libc.malloc(ctypes.c_size_t(_PIECE_BYTES)) for _ in range(_PIECES)]

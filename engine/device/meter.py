@@ -10,14 +10,11 @@ instead, but what they leave is read all the same. The nearest of the three is t
 
 import contextlib
 import ctypes
-import mmap
 import os
 import re
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -26,6 +23,7 @@ from engine.errors import MemoryReading
 from telemetry import probe
 from telemetry.residency import heap, resident_in
 
+Readings = tuple[MemoryReading, MemoryReading, MemoryReading]  # the first, the last quiet one, and now
 _REST = 500  # a measurement may cost one part in so many of the time
 _LEAST_REST_NS = 200_000_000
 
@@ -43,7 +41,7 @@ class Meter(Protocol):
     def peak_bytes(self) -> int:
         """What the step before had at its peak beside what outlives it; 0 if that one was not measured."""
 
-    def readings(self) -> tuple[MemoryReading, MemoryReading, MemoryReading]:
+    def readings(self) -> Readings:
         """When serving began, at the last quiet moment, and now."""
 
 
@@ -62,15 +60,16 @@ class _Sampled:
         begun_ns = self._clock()
         if begun_ns < self._not_before_ns:
             return
-        self._before = self._read(False)
-        self._first = self._first or self._before
+        with contextlib.suppress(MemoryError):  # measuring takes a little, and must not be what fails
+            self._before = self._read(False)
+            self._first = self._first or self._before
         took_ns = self._clock() - begun_ns
         self._not_before_ns = begun_ns + max(_LEAST_REST_NS, _REST * took_ns)
 
     def step(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def readings(self) -> tuple[MemoryReading, MemoryReading, MemoryReading]:
+    def readings(self) -> Readings:
         now = self._read(True)
         return self._first or now, self._before or now, now
 
@@ -92,15 +91,19 @@ class HostMeter(_Sampled):
     def _measured(self) -> Iterator[None]:
         """An upper bound: all that the allocator had free before counts as used, and so do pages of files that came."""
         begun_ns = self._clock()
-        pool_bytes, free = resident_in(*self._pool) or 0, heap()
-        before_bytes = probe.high_water_bytes(reset=True)
+        pool_bytes, free_bytes, before_bytes = 0, 0, None
+        with contextlib.suppress(MemoryError):
+            pool_bytes, free = resident_in(*self._pool) or 0, heap()
+            free_bytes = free.free_bytes if free else 0
+            before_bytes = probe.high_water_bytes(reset=True)
         took_ns = self._clock() - begun_ns
         yield
         done_ns = self._clock()
-        peak_bytes = probe.high_water_bytes()
-        if before_bytes is not None and peak_bytes is not None:
-            grown_bytes = peak_bytes - before_bytes - ((resident_in(*self._pool) or 0) - pool_bytes)
-            self.peak_bytes = max(0, grown_bytes + (free.free_bytes if free else 0))
+        with contextlib.suppress(MemoryError):
+            peak_bytes = probe.high_water_bytes()
+            if before_bytes is not None and peak_bytes is not None:
+                grown_bytes = peak_bytes - before_bytes - ((resident_in(*self._pool) or 0) - pool_bytes)
+                self.peak_bytes = max(0, grown_bytes + free_bytes)
         took_ns += self._clock() - done_ns
         self._peak_not_before_ns = begun_ns + max(_LEAST_REST_NS, _REST * took_ns)
 
@@ -108,7 +111,7 @@ class HostMeter(_Sampled):
         kv = resident_in(*self._pool) or 0
         own = probe.resident()
         held = own.anonymous_bytes + own.shared_bytes if own else None
-        scope, limit, free = nearest_limit()
+        scope, limit, free = probe.nearest_limit()
         heap_free, largest = _heap()
         return MemoryReading(
             at_ns=self._clock(),
@@ -144,10 +147,7 @@ class CudaMeter(_Sampled):
     def _reading(self, fully: bool) -> MemoryReading:
         free, total = torch.cuda.mem_get_info(self._device)
         used, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
-        largest = None
-        if fully:
-            blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
-            largest = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
+        largest = self._largest_free() if fully else None
         return MemoryReading(
             at_ns=self._clock(),
             scope="device",
@@ -159,28 +159,12 @@ class CudaMeter(_Sampled):
             largest_free_bytes=largest,
         )
 
-
-def nearest_limit() -> tuple[str, int | None, int | None]:
-    """(scope, limit, free) of the limit that leaves least."""
-    found: list[tuple[int, str, int]] = []
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        found.append((max(0, soft - virtual_bytes()), "address_space", soft))
-    group = probe.cgroup()
-    if group.limit_bytes is not None and group.usage_bytes is not None:
-        found.append((max(0, group.limit_bytes - group.usage_bytes), "cgroup", group.limit_bytes))
-    host = probe.host_memory()
-    if host is not None:
-        found.append((host.available_bytes, "host", host.total_bytes))
-    if not found:
-        return "", None, None
-    free, scope, limit = min(found)
-    return scope, limit, free
-
-
-def virtual_bytes() -> int:
-    """Address space that this process has mapped."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE
+    def _largest_free(self) -> int:
+        """The largest piece that torch's allocator holds unused on this device; its snapshot has every device's."""
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == index]
+        blocks = [block for segment in segments for block in segment["blocks"]]
+        return max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
 
 
 def _neighbours(scope: str, limit: int | None, free: int | None, own: int | None) -> int | None:

@@ -14,17 +14,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.device.meter import virtual_bytes
+from telemetry.probe import virtual_bytes
 
 
 class Counter(TorchDispatchMode):
-    """Counts the bytes of tensors made while it is entered, and refuses what `room` does not hold."""
+    """Counts the bytes of tensors made while it is entered, and refuses what `room` does not hold. Compiled kernels
+    write into tensors that torch makes for them (engine/kernels/native.py), so theirs are among those."""
 
     def __init__(self, room: Callable[[], int]) -> None:
         super().__init__()
         self._room = room
         self._live: list[tuple[StorageWeakRef, int]] = []
-        self.peak_bytes = 0
+        self.peak_bytes = self.largest_bytes = 0
 
     @property
     def live_bytes(self) -> int:
@@ -48,6 +49,7 @@ class Counter(TorchDispatchMode):
             raise RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes.")
         self._live.append((StorageWeakRef(storage), size))
         self.peak_bytes = max(self.peak_bytes, live + size)
+        self.largest_bytes = max(self.largest_bytes, size)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -57,7 +59,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 class Tight(TorchDispatchMode):
     """Every operator that only makes a tensor runs below an address-space limit (RLIMIT_AS) that leaves it `allowance`
-    bytes. Products run without: oneDNN and its compiler die of such a limit instead of reporting it."""
+    bytes. Torch's products run without: oneDNN and its compiler die of such a limit instead of reporting it."""
 
     def __init__(self, allowance_bytes: int) -> None:
         super().__init__()

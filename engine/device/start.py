@@ -15,7 +15,7 @@ from engine import toolchain
 from engine.budget import Limits, Resolved, resolve
 from engine.config import EngineConfig
 from engine.device.faults import FaultyMeter
-from engine.device.meter import CudaMeter, HostMeter, Meter
+from engine.device.meter import CudaMeter, HostMeter, Meter, Readings
 from engine.device.rows import Rows
 from engine.device.runner import TorchRunner, translated
 from engine.device.sample import Sampler
@@ -54,6 +54,7 @@ class Started:
     ledger: Ledger
     pool: tuple[int, int] | None  # address and length of the pool's own mapping
     bandwidth_bytes_per_ns: float  # of the device's memory
+    readings: Callable[[], Readings]
     faults: FaultyMeter | None = None
 
 
@@ -116,6 +117,7 @@ def start(config: EngineConfig, manifest: Manifest, model_dir: Path, progress: P
         runner=runner,
         phases=phases.ns,
         faults=faults,
+        readings=(faults or meter).readings,
         ledger=ledger,
         pool=store.mapped,
         bandwidth_bytes_per_ns=bandwidth,
@@ -164,9 +166,7 @@ def _cpu_ops(config: EngineConfig, dtype: torch.dtype, threads: int, progress: P
     why = ""
     if dtype != torch.float32:
         return plain(dtype)
-    if config.faults:
-        why = "faults are planted between torch's operators"
-    elif "compiled_kernels" in config.without:
+    if "compiled_kernels" in config.without:
         why = "compiled kernels are switched off"
     else:
         try:

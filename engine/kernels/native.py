@@ -43,10 +43,10 @@ class Native(Reference):
 
     def __init__(self, library: Path, threads: int) -> None:
         self._lib = ctypes.CDLL(str(library))
-        self._call: dict[str, Callable[..., None]] = {}
+        self._call: dict[str, Callable[..., int | None]] = {}
         for name, arguments in _SIGNATURES.items():
             function = getattr(self._lib, f"inferd_{name}")
-            function.argtypes, function.restype = arguments, None
+            function.argtypes, function.restype = arguments, ctypes.c_int if name == "attend" else None
             self._call[name] = function
         self._lib.inferd_pool.argtypes, self._lib.inferd_pool.restype = (_I,), _P
         self._lib.inferd_packed_bytes.argtypes, self._lib.inferd_packed_bytes.restype = (_I, _I, _I), _I
@@ -126,10 +126,12 @@ class Native(Reference):
         if size % 16 or size > _MOST_HEAD_SIZE or heads // kv_heads > _MOST_GROUP:
             return super().attend(q, keys, values, spans, scale, window)
         out, table, numbers = torch.empty(count, heads * size), spans.table, spans.numbers
-        self._call["attend"](
+        failed = self._call["attend"](
             *(self._pool, keys.data_ptr(), values.data_ptr(), keys.stride(0)),
             *(table.data_ptr(), table.stride(0), spans.block_size),
             *(heads, kv_heads, size, scale, window or 0),
             *(numbers.data_ptr(), numbers.shape[0], q.data_ptr(), q.stride(0), out.data_ptr()),
         )
+        if failed:
+            raise MemoryError("attention: no memory for the list of its work")
         return out

@@ -81,6 +81,11 @@ class FaultyRunner:
             self._steps += 1
             if planted.die_at_step == self._steps:
                 os.abort()
+            if planted.memory_error_at_step == self._steps:
+                raise MemoryError  # as from plan or commit: the device plane translates its own
+            if planted.bad_alloc_at_step == self._steps:
+                print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
+                os.abort()
             if planted.hang_at_step == self._steps:
                 self._hang(planted.hang_s or 3600)
             if planted.crawl_at_step == self._steps:
@@ -152,6 +157,8 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=float, default=0.0)
     for name in (
         "die-at-step",
+        "memory-error-at-step",
+        "bad-alloc-at-step",
         "hang-at-step",
         "crawl-at-step",
         "spin-at-step",

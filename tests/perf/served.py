@@ -6,14 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.served import INFERD, Served
+from tests.soaking import anonymous_bytes
 
 __all__ = ["INFERD", "Served", "anonymous_bytes", "serving"]
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Resident bytes of a process that no file stands behind."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
 
 
 @contextmanager

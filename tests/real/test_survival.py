@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.served import Served, wait_for
+from tests.soaking import idle
 
 CHAT = "/v1/chat/completions"
 
@@ -134,26 +135,6 @@ def test_clients_come_and_go(served: Served) -> None:
 
     assert asyncio.run(everybody()) > 200
     wait_for(lambda: idle(served), 20, "no active block and every map empty")
-
-
-# Bounded by design and full when idle: history that the instruments keep, and blocks that nobody holds.
-KEPT = {
-    *("fold_records", "fold_steps", "fold_groups", "admission_served_window", "casebook_ladders", "leak_figures"),
-    *("mix_tokens", "pool_cached", "pool_dirty", "pool_free_runs", "pool_ages", "prefixes"),
-}
-_PASSING = 8  # events on their way through a sink's queue: some always are
-
-
-def idle(served: Served) -> bool:
-    """No active block, and nothing in any map or queue of either process that belongs to a request."""
-    snapshot = served.snapshot("kv,sizes")
-    sizes = {name: size for part in snapshot["sizes"].values() for name, size in part.items()}
-    if KEPT - sizes.keys():  # the engine's first heartbeat is still to come
-        return False
-    held = {name: size for name, size in sizes.items() if name not in KEPT and size}
-    return snapshot["kv"]["active"] == 0 and all(
-        name.startswith("bus_") and size <= _PASSING for name, size in held.items()
-    )
 
 
 def test_sigterm_lets_running_streams_finish(tmp_path: Path) -> None:

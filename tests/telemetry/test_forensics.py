@@ -77,6 +77,19 @@ def test_growth_that_explains_nothing_is_not_blamed() -> None:
     assert any(clue.cause == "neighbour" and "own" in clue.text for clue in verdict.clues)
 
 
+def test_blocks_take_no_addresses() -> None:
+    """The pool is mapped whole at the start: under RLIMIT_AS its growth takes nothing from anybody."""
+    verdict = judge_memory(fault(reading(scope="address_space", kv=40 * MIB), tokens=512, chunk=500))
+    assert verdict.cause == "activation_spike"
+    assert any(clue.cause == "kv_exhausted" and "taken when the engine started" in clue.text for clue in verdict.clues)
+
+
+def test_who_did_not_say_how_much_was_refused_by_the_limit_if_nothing_was_left() -> None:
+    assert judge_memory(fault(reading(free=1024), asked=0)).cause == "capacity"
+    assert judge_memory(fault(reading(free=1024), asked=0, before=reading(own=150 * MIB))).cause == "leak"
+    assert judge_memory(fault(reading(), asked=0)).cause == "unknown"
+
+
 def test_the_largest_taker_is_named() -> None:
     at = reading(kv=14 * MIB, own=190 * MIB)
     assert judge_memory(fault(at, before=reading(own=190 * MIB))).cause == "leak"
@@ -97,6 +110,7 @@ def test_what_was_not_measured_is_said_to_be_unknown_not_denied() -> None:
         (ProcessEnd(process="engine", exit_code=-9, oom_kills=1), "oom_killed"),  # fixture: a kill by a control group
         (ProcessEnd(process="engine", exit_code=-11), "crash"),
         (ProcessEnd(process="engine", exit_code=5), "crash"),
+        (ProcessEnd(process="engine", exit_code=-6, lacked_memory=True), "oom"),
         (ProcessEnd(process="both"), "killed"),
         (ProcessEnd(process="both", oom_kills=2), "oom_killed"),  # fixture
         (ProcessEnd(process="engine", stuck_ms=61_000, phase="forward"), "wedged"),

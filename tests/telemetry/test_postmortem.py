@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from telemetry import events
@@ -78,6 +79,17 @@ def test_an_incident_becomes_a_bundle_with_ladder_steps_limits_and_requests(tmp_
     assert bundle.ladder_at is not None
     assert bundle.ladder_at.owners["weights"] == 1 << 20
     assert bundle.resolved["reasons"] == {"kv_blocks": "fits"}
+
+
+def test_a_sign_of_life_after_a_fault_is_its_outcome(tmp_path: Path, fold: Fold) -> None:
+    book = Casebook(Folder(tmp_path / "incidents"), fold, tmp_path / "engine.ring", {})
+    alive = msgspec.structs.replace(STATUS, at_ns=8_000_000_000)
+    book.take([incident(), incident("wedged-1", "wedged"), STATUS])
+    assert book.folder.read("oom-1").outcome == ""  # that beat is older than the fault
+    book.take([alive])
+    assert "goes on; no request failed" in book.folder.read("oom-1").outcome
+    assert "moved again" in book.folder.read("wedged-1").outcome
+    assert book.sizes()["casebook_open"] == 0
 
 
 def test_what_comes_of_it_is_added(tmp_path: Path, fold: Fold) -> None:
@@ -162,3 +174,23 @@ def test_the_engines_ring_of_another_life_is_not_used(tmp_path: Path) -> None:
     assert life.incident.request_ids == ()
     assert life.incident.end is not None
     assert life.incident.end.process == "daemon"
+
+
+def test_a_life_so_long_that_its_ring_forgot_the_engines_start_had_an_engine(tmp_path: Path) -> None:
+    ring(tmp_path / "daemon.ring", "daemon", [STATUS])
+    ring(tmp_path / "engine.ring", "abc", [step(1, admitted=((0, "r1"),))])
+    life = previous_life(tmp_path / "daemon.ring", tmp_path / "engine.ring", Note())
+    assert life is not None
+    assert life.bundle.end is not None
+    assert life.bundle.end.process == "both"
+    assert life.bundle.limits == LIMITS
+    assert life.incident.request_ids == ("r1",)
+
+
+def test_an_engines_ring_from_before_that_daemon_is_not_its(tmp_path: Path) -> None:
+    ring(tmp_path / "engine.ring", "old", [step(1)])
+    ring(tmp_path / "daemon.ring", "daemon", [STATUS])
+    life = previous_life(tmp_path / "daemon.ring", tmp_path / "engine.ring", Note())
+    assert life is not None
+    assert life.bundle.end is not None
+    assert life.bundle.end.process == "daemon"

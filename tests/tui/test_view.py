@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from telemetry import events
-from telemetry.bundle import Bundle, Folder
+from telemetry.bundle import Folder
+from telemetry.casefile import Bundle
 from telemetry.events import LimitsView, RequestRecord, StepReport
 from telemetry.journal import Journal
 from telemetry.parts import KvView, LatencyView, Percentiles, QueueView, RequestsView

@@ -1,5 +1,7 @@
 // What engine/kernels/native.py calls: plain functions on plain memory. Sizes count items, not bytes; arrays are
 // contiguous unless a stride is given. Nothing is checked here: the caller has.
+#include <new>
+
 #include "attention.h"
 
 namespace {
@@ -117,10 +119,16 @@ void inferd_store(const float* values, int64_t rows, int64_t row_stride, int64_t
             std::memcpy(cache + h * head_stride + slots[r] * size, values + r * row_stride + h * size, size * sizeof(float));
 }
 
-void inferd_attend(void* pool, const float* keys, const float* values, int64_t head_stride, const int64_t* table,
+// Not 0: there was no memory for the list of its work, and nothing was done.
+int inferd_attend(void* pool, const float* keys, const float* values, int64_t head_stride, const int64_t* table,
                    int64_t table_stride, int64_t block_size, int64_t heads, int64_t kv_heads, int64_t size, float scale,
                    int64_t window, const int64_t* spans, int64_t span_count, const float* q, int64_t q_stride, float* out) {
-    attend(*static_cast<Pool*>(pool), Paged{keys, values, head_stride, table, table_stride, block_size},
-           Heads{heads, kv_heads, size, scale, window}, reinterpret_cast<const Span*>(spans), span_count, q, q_stride, out);
+    try {
+        attend(*static_cast<Pool*>(pool), Paged{keys, values, head_stride, table, table_stride, block_size},
+               Heads{heads, kv_heads, size, scale, window}, reinterpret_cast<const Span*>(spans), span_count, q, q_stride, out);
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
 }
 }
