@@ -36,6 +36,8 @@ _FLAGS = (
     "admin_key_file",
     "allow_origin",
     "grace",
+    "target_ttft",
+    "target_inter_token",
     "drill",
     "log_format",
 )

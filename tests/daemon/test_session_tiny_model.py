@@ -62,8 +62,8 @@ async def test_greedy_tokens_equal_the_references_also_after_a_kill(
                 os.kill(view.pid, signal.SIGKILL)
                 await running.until(lambda: bool(running.of(EngineEnded)))
                 await running.until(lambda: running.session.view().state == "ready", 60)
+        await running.until(lambda: any(report.forward_ns for report in running.of(StepReport)))
         reports = running.of(StepReport)
-        assert sum(r.forward_ns for r in reports) > 0
         assert max(sum((r.prefill_tokens, r.decode_tokens)) for r in reports if r.merged == 1) <= 48
 
 

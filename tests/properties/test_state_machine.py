@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from engine import policy
+from engine.features import Chunked
 from engine.kv.pool import BlockPool
 from engine.scheduler import Scheduler
 from tests.fakes.world import World
@@ -143,7 +144,7 @@ def _lost_reference(patch: pytest.MonkeyPatch) -> None:
 def _budget_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Prompts get one token more than is left."""
     budget = policy.prefill_budget
-    patch.setattr(policy, "prefill_budget", lambda *args: budget(*args) + 1)
+    patch.setattr(Chunked, "budget", staticmethod(lambda *args: budget(*args) + 1))
 
 
 def _starvation(patch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from engine.load.checkpoint import Checkpoint
 from engine.machine import host_facts
 from engine.manifest import Manifest
 from engine.modelspec import RopeScaling, from_hf_config
+from telemetry.residency import heap
 from tests.fakes.tiny import prepare_tiny, write_tiny
 
 
@@ -145,12 +146,14 @@ def test_weights_are_booked_as_they_are_resident(tiny: tuple[Path, Manifest]) ->
 def test_the_peak_of_a_step_is_what_it_held_beside_the_pool() -> None:
     with mmap.mmap(-1, 64 << 20) as pool:
         meter = HostMeter((torch.frombuffer(pool, dtype=torch.uint8).data_ptr(), len(pool)))
+        free = heap()
+        spare = free.free_bytes if free else 0  # counts as used, whatever the tests before have left there
         with meter.step():
             pool[: 32 << 20] = b"x" * (32 << 20)
             scratch = torch.ones(48 << 20, dtype=torch.uint8)
             del scratch
         # The 32 MiB of Python's own bytes were a step's too; what the pool took was not.
-        assert 40 << 20 < meter.peak_bytes < 72 << 20
+        assert 40 << 20 < meter.peak_bytes < (72 << 20) + spare
         with meter.step():
             pass
         assert meter.peak_bytes == 0, "measured a moment ago"
