@@ -16,7 +16,7 @@ from tests.fakes.world import World
 
 STEPS = 20_000
 _SETTINGS = settings(
-    max_examples=240,
+    max_examples=320,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
