@@ -217,6 +217,9 @@ def run_one(served: Range, load: Load, name: str, amount: int = 0) -> None:
     if name == "slow_client":
         wait_for(lambda: served.metric(expected.metric) == 0, PATIENCE_S, "nobody waits any more")
         served.set_limits(kv_blocks=WHOLE_POOL)
+    if not expected.kind:  # what comes next must not be mixed up with it: it is in the last sample still
+        place = (expected.runbook, expected.section)
+        wait_for(lambda: served.first(time.monotonic()) != place, PATIENCE_S, f"{name}: over")
     _check_victims(served, load, name, expected, known)
 
 

@@ -49,7 +49,7 @@ def tape(served: Range, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ta
 def test_each_drill_once_in_random_order_under_load(served: Range, tape: Tape) -> None:
     """Cases 1, 2, 4, 5, 6, 24, 26, 33."""
     order = [name for name in DRILLS if name not in ("collector_down", "kill_both")]
-    seed = int(os.environ.get("DRILL_SEED", random.randrange(10**6)))
+    seed = int(os.environ.get("DRILL_SEED", 11))
     random.Random(seed).shuffle(order)
     order.remove("kill_engine")  # the heap stays in pieces: the next engine has a new one
     order.insert(order.index("fragmentation") + 1, "kill_engine")
@@ -81,15 +81,15 @@ def test_each_drill_once_in_random_order_under_load(served: Range, tape: Tape) -
 def test_both_killed_at_once_are_explained_by_the_next_life(served: Range, tape: Tape) -> None:
     load = Load(served, STREAMS)
     load.wait_calm()
-    begun = tape.now()
+    killed, begun = time.monotonic(), tape.now()
     served.kill_both()
     load.stop()
     time.sleep(2)  # nobody is there to start it
     served.start()
-    began, planted = time.monotonic(), DRILLS["kill_both"]
+    planted = DRILLS["kill_both"]
     tape.play(planted.alert, begun, SPAN_MINUTES)
     found = wait_for(lambda: served.since({}, "killed"), PATIENCE_S, "the incident of the previous life")
-    assert served.first(began - PATIENCE_S) == (planted.runbook, planted.section)
+    assert served.first(killed - 2) == (planted.runbook, planted.section)
     bundle = wait_for(lambda: served.report(found[0]), PATIENCE_S, "its bundle")
     assert bundle["previous_life"]
     assert bundle["cause"] == "killed"
