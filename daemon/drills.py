@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from daemon.port import EnginePort
+from daemon.port import EnginePort, OutputStream
 from engine.errors import ConfigError, EngineFault
 from engine.kv.layout import blocks_for
 from engine.request import Request, SamplingParams
@@ -27,6 +27,7 @@ log = logging.getLogger("inferd.drills")
 _SHORT_TOKENS = 16
 _LONG_TOKENS = 512
 _LONGS = 16
+_PATIENCE_S = 5.0
 _UNREAD_TOKENS = 256  # engine.config: output_credit
 _LEARNING_LOOKS = 600
 Propose = Callable[[dict[str, int], str, str], Awaitable[object]]
@@ -164,6 +165,7 @@ class Drills:
             raise ConfigError(f"the drill {name!r} is not armed", "start inferd with --drill NAME, or --drill all")
         drill = DRILLS[name]
         log.warning("drill %s: %s", name, drill.text)
+        await self.close()  # what is typical is not to be learned from the traffic of the drill before
         if drill.fault:
             await self._fault(name, drill, amount)
         else:
@@ -172,7 +174,6 @@ class Drills:
 
     async def _fault(self, name: str, drill: Drill, amount: int) -> None:
         if name == "neighbour":
-            await self._stop_neighbour()
             self._neighbour = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", _GROWING, stdin=asyncio.subprocess.PIPE
             )
@@ -261,8 +262,12 @@ class Drills:
 
     async def _drain(self, request: Request) -> None:
         (stream,) = self._port.submit([request])
-        async for _ in stream:
-            pass
+        try:
+            async for _ in stream:
+                pass
+        except asyncio.CancelledError:
+            await self._end(stream)
+            raise
 
     async def _unread(self, request: Request, seconds: float) -> None:
         """A client that takes nothing: what it was granted stays where it is."""
@@ -270,7 +275,11 @@ class Drills:
         try:
             await asyncio.sleep(seconds)
         finally:
-            stream.cancel()
+            await self._end(stream)
+
+    async def _end(self, stream: OutputStream) -> None:
+        """Returns once the engine has let go of it."""
+        stream.cancel()
         async for _ in stream:
             pass
 
@@ -296,9 +305,10 @@ class Drills:
             await process.wait()
 
     async def close(self) -> None:
-        """End what lasts."""
+        """End what lasts. An engine that is stuck is not waited for."""
         await self._stop_neighbour()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_PATIENCE_S)

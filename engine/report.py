@@ -105,8 +105,7 @@ def step_report(
         kv_cached=state.kv_cached,
         kv_free=state.kv_free,
         kv_tail_slots=state.kv_tail_slots,
-        # of no use now: what sequences hold that cannot run, and what is free and too little for the head of the queue
-        kv_stranded_blocks=state.kv_stranded_blocks + (state.kv_free if why.waiting_kv else 0),
+        kv_stranded_blocks=state.kv_stranded_blocks,
         prefix_hit_tokens=sum(a.cached_tokens for a in fresh),
         prefix_miss_tokens=sum(a.missed_tokens for a in fresh),
         prefix_too_short_tokens=sum(a.too_short_tokens for a in fresh),

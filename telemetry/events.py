@@ -118,7 +118,7 @@ class StepReport(Event, frozen=True, kw_only=True):
     kv_cached: int = 0
     kv_free: int = 0
     kv_tail_slots: int = 0  # empty slots of the last blocks of running sequences
-    kv_stranded_blocks: int = 0
+    kv_stranded_blocks: int = 0  # of running sequences that wait for their readers
     prefix_hit_tokens: int = 0
     prefix_miss_tokens: int = 0
     prefix_too_short_tokens: int = 0

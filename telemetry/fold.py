@@ -210,9 +210,9 @@ class Fold:
             report.waiting_kv,
             report.waiting_budget,
         )
-        state.blocks = Blocks(
-            report.kv_active, report.kv_cached, report.kv_free, report.kv_tail_slots, report.kv_stranded_blocks
-        )
+        too_few = report.kv_free if report.waiting_kv else 0  # for the head of the queue: of no use now, like the held
+        stranded = report.kv_stranded_blocks + too_few
+        state.blocks = Blocks(report.kv_active, report.kv_cached, report.kv_free, report.kv_tail_slots, stranded)
         busy_ns = report.plan_ns + report.launch_ns + report.collect_ns + report.commit_ns
         self._progress(report.at_ns + busy_ns)
 
