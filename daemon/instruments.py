@@ -54,7 +54,7 @@ class Instruments:
         self._recorder = Recorder.open(ring, "daemon", note=note.encode())
         self.fold = Fold(model)
         self.bundles = Folder(state_dir / FOLDER)
-        casebook = Casebook(self.bundles, self.fold, engine_ring, self._versions, self._catch_up)
+        casebook = self._casebook = Casebook(self.bundles, self.fold, engine_ring, self._versions, self._catch_up)
         leaks = LeakDetector(self.publish)
         self._more_sinks = (casebook, leaks)
         self.feed = Feed()
@@ -115,7 +115,7 @@ class Instruments:
     def publish(self, event: Event) -> None:
         """Record now, deliver soon. An incident is told where its bundle will lie."""
         if isinstance(event, Incident) and not event.bundle:
-            event = msgspec.structs.replace(event, bundle=str(self.bundles.file(event.incident_id)))
+            event = msgspec.structs.replace(event, bundle=str(self._casebook.place(event)))
         self._bus.publish(event)
 
     def abandon(self) -> None:

@@ -31,7 +31,7 @@ _STEPS: Final = 64
 _LADDERS: Final = 60  # about a minute: one with each heartbeat
 _OUTCOME_NS: Final = 2_000_000_000  # after a fault, until a sign of life means that it is over
 _OPEN: Final = 16  # bundles that may still be told their outcome
-_SAME_S: Final = 1.0  # incidents of one kind and cause that come faster are one
+_SAME_S: Final = 1.0  # incidents of one kind and cause that come faster share a bundle
 _DECISIONS: Final = 8
 _MOST_INVOLVED: Final = 64
 
@@ -56,8 +56,18 @@ class Casebook:
         self._settle = settle
         self._ladders: deque[Rungs] = deque(maxlen=_LADDERS)
         self._open: OrderedDict[str, Bundle] = OrderedDict()
-        self._last: dict[tuple[str, str], int] = {}
+        self._newest: dict[tuple[str, str], tuple[int, Path]] = {}
         self._found: dict[str, Bundle] = {}
+
+    def place(self, incident: events.Incident) -> Path:
+        """Where its bundle will lie, to be asked once, before it is taken: in a burst of one kind and cause, the first's.
+        A step that fails again and again must not keep the disk busy."""
+        key, own = (incident.kind, incident.cause), self.folder.file(incident.incident_id)
+        newest_ns, newest = self._newest.get(key, (None, own))
+        if newest_ns is not None and incident.at_ns - newest_ns < _SAME_S * 1e9:
+            return newest
+        self._newest[key] = incident.at_ns, own
+        return own
 
     def take(self, batch: Sequence[events.Event]) -> None:
         """Raises Undelivered with the number of bundles that could not be written."""
@@ -94,11 +104,8 @@ class Casebook:
         if found is not None:
             self.folder.write(found)
             return
-        key = (incident.kind, incident.cause)
-        last_ns = self._last.get(key)
-        if last_ns is not None and incident.at_ns - last_ns < _SAME_S * 1e9:
+        if incident.bundle and Path(incident.bundle).stem != incident.incident_id:
             return
-        self._last[key] = incident.at_ns
         self._settle()
         steps = last_steps(self._engine_ring, incident.engine_id)
         with self._fold.reading() as state:

@@ -8,6 +8,7 @@ answers (with less, or with 504) while that loop is blocked. It must not know ho
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -170,13 +171,15 @@ class Control:
     async def incident(self, request: web.Request) -> web.Response:
         """One incident; `report` is its bundle, null as long as (or if) there is none."""
         name = request.match_info["id"]
-        report = await asyncio.to_thread(self._desk.bundles.read, name)
-        for incident in self._incidents():
-            if incident.incident_id == name:
-                return _json({**msgspec.to_builtins(incident), "report": report})
+        known = {each.incident_id: each for each in self._incidents()}
+        incident = known.get(name)
+        where = Path(incident.bundle).stem if incident else name  # one of a burst has the bundle of the first
+        report = await asyncio.to_thread(self._desk.bundles.read, where)
+        if incident is not None:
+            return _json({**msgspec.to_builtins(incident), "report": report})
         if report is not None:  # of a life before this one
-            known = {field: getattr(report, field) for field in ("incident_id", "kind", "cause", "summary")}
-            return _json({**known, "report": report})
+            of_it = {field: getattr(report, field) for field in ("incident_id", "kind", "cause", "summary")}
+            return _json({**of_it, "report": report})
         raise ApiError(404, "no such incident is kept", code="incident_not_found")
 
     def _incidents(self) -> list[Incident]:

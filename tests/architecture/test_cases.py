@@ -13,6 +13,7 @@ CASES: dict[str, list[str]] = {
         "engine/test_loop.py: test_case_1_prompt_logprobs_fail_their_request_alone_with_50_others_running",
         "engine/test_budget_plan.py: test_prompt_logprobs_and_logits_are_counted",
         "daemon/test_drills.py: test_each_drill_once_in_random_order_under_load",
+        "daemon/test_drills.py: test_log_probabilities_of_a_prompt_fail_alone_among_fifty_others",
     ],
     "2 out of memory, and no figures": [
         "telemetry/test_forensics.py: test_each_cause_is_found_with_evidence_for_it_and_against_every_other",

@@ -78,6 +78,16 @@ def test_each_drill_once_in_random_order_under_load(served: Range, tape: Tape) -
 
 
 @pytest.mark.timeout(300)
+def test_log_probabilities_of_a_prompt_fail_alone_among_fifty_others(served: Range) -> None:
+    """Case 1."""
+    load = Load(served, 50)
+    try:
+        run_one(served, load, "logits")
+    finally:
+        load.stop()
+
+
+@pytest.mark.timeout(300)
 def test_both_killed_at_once_are_explained_by_the_next_life(served: Range, tape: Tape) -> None:
     load = Load(served, STREAMS)
     load.wait_calm()

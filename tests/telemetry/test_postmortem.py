@@ -106,8 +106,13 @@ def test_what_comes_of_it_is_added(tmp_path: Path, fold: Fold) -> None:
 
 def test_a_storm_of_the_same_is_written_once_a_second(tmp_path: Path, fold: Fold) -> None:
     book = Casebook(Folder(tmp_path / "incidents"), fold, tmp_path / "engine.ring", {})
-    book.take([incident(f"oom-{n}", at_ns=5_000_000_000 + n * 10_000_000) for n in range(300)])
-    assert 2 <= len(book.folder.ids()) <= 4
+    storm = [incident(f"oom-{n}", at_ns=5_000_000_000 + n * 10_000_000) for n in range(300)]
+    storm = [msgspec.structs.replace(each, bundle=str(book.place(each))) for each in storm]
+    book.take(storm)
+    assert set(book.folder.ids()) == {"oom-0", "oom-100", "oom-200"}
+    assert all(Path(each.bundle).is_file() for each in storm)  # each says where it is told of
+    other = incident("wedged-1", "wedged", at_ns=storm[-1].at_ns)
+    assert book.place(other) == book.folder.file("wedged-1")
 
 
 def test_a_full_disk_is_a_counter_of_the_bus_and_no_incident(tmp_path: Path, fold: Fold) -> None:
