@@ -27,6 +27,7 @@ log = logging.getLogger("inferd.drills")
 _SHORT_TOKENS = 16
 _LONG_TOKENS = 512
 _LONGS = 16
+_ECHO_RATIO = 8
 _PATIENCE_S = 5.0
 _UNREAD_TOKENS = 256  # engine.config: output_credit
 _LEARNING_LOOKS = 600
@@ -239,7 +240,11 @@ class Drills:
     def _traffic(self, kind: str) -> list[Request]:
         limits = self._port.view().limits
         room = limits.context_limit if limits else _LONG_TOKENS
-        count = {"echo": _SHORT_TOKENS, "unread": _SHORT_TOKENS}.get(kind, max(1, min(_LONG_TOKENS, room * 3 // 4)))
+        count = max(1, min(_LONG_TOKENS, room * 3 // 4))
+        if kind == "unread":
+            count = _SHORT_TOKENS
+        elif kind == "echo" and limits:  # many more rows of the vocabulary than a step that is full of others
+            count = min(count, _ECHO_RATIO * limits.max_num_seqs)
         requests = []
         for _ in range({"": 0, "flood": _LONGS, "unread": self._unread_clients()}.get(kind, 1)):
             self._count += 1

@@ -60,7 +60,7 @@ class Casebook:
         self._found: dict[str, Bundle] = {}
 
     def place(self, incident: events.Incident) -> Path:
-        """Where its bundle will lie; to be asked once, before it is taken. In a burst of one kind and cause: the first's.
+        """Where its bundle will lie; asked once, before it is taken. In a burst of one kind and cause: the first's.
         A step that fails again and again must not keep the disk busy."""
         key, own = (incident.kind, incident.cause), self.folder.file(incident.incident_id)
         newest_ns, newest = self._newest.get(key, (None, own))
