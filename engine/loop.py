@@ -23,8 +23,10 @@ from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.stepcost import StepMeter
 from telemetry.events import Event
+from telemetry.evidence import OF_A_REQUEST
 
 _NOTHING = StepResult(step=0, tokens=())
+_MOST_BLAME = 4  # that a request may collect: two steps broken by its doing, or four that would have broken anyway
 
 
 class Engine:
@@ -50,7 +52,7 @@ class Engine:
         self._meter = meter or StepMeter()
         self._last_token_ns: dict[str, int] = {}  # live requests that have a token
         self._stall_base_ns: dict[str, int] = {}  # the meter when each of them began to decode
-        self._suspects: dict[str, int] = {}  # live requests → failed steps they were the largest part of
+        self._suspects: dict[str, int] = {}  # live requests → blame for failed steps they were the largest part of
         self._failures = 0  # steps in a row that ran out of memory
         self._publish_ns = 0  # of the step before
         self.steps = 0
@@ -228,23 +230,23 @@ class Engine:
 
     def _after_oom(self, plan: StepPlan, error: OutOfMemory) -> list[Output]:
         """The ladder. First: the step is dropped, the youngest preempted, the token budget lowered, and the caller's
-        next step is the retry. Second in a row, or a second step broken by the same request: that request fails.
-        Third in a row: EngineFault."""
+        next step is the retry. Second in a row, or too much blame for the same request: that request fails. Third in a
+        row: EngineFault."""
         self._failures += 1
         now_ns = self._clock()
         piece = heaviest(plan, error.row)
         request_id = self._scheduler.in_row(piece.row) if piece else ""
-        blamed = self._suspects.get(request_id, 0) + 1
-        if request_id:  # else its largest part was cancelled while the step ran
-            self._suspects[request_id] = blamed
         incident = self._autopsy.incident(
             plan, error, piece, request_id, self._scheduler.state_facts(), self._scheduler.running_views(), now_ns
         )
         self._publish(incident)
+        blame = self._suspects.get(request_id, 0) + (2 if incident.cause in OF_A_REQUEST else 1)
+        if request_id:  # else its largest part was cancelled while the step ran
+            self._suspects[request_id] = blame
         if self._failures > 2:
             raise EngineFault(f"out of memory in {self._failures} steps in a row: {error.message}") from error
         self._scheduler.retry_after_oom(plan, now_ns)
-        if self._failures < 2 and blamed < 2:
+        if self._failures < 2 and blame < _MOST_BLAME:
             return []
         return self._ended(self._scheduler.fail(request_id, error.code, told(incident, error), now_ns))
 

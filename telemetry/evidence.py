@@ -21,6 +21,7 @@ OOM_CAUSES: Final = (
     "leak",
     "unknown",
 )
+OF_A_REQUEST: Final = ("activation_spike", "logits")  # causes that are one request's doing
 # Whose limit stops an allocation: ours alone (a quota, an address space), or one that others share.
 SHARED_SCOPES: Final = ("device", "cgroup", "host")
 SCOPES: Final = ("process", "address_space", *SHARED_SCOPES)

@@ -214,6 +214,20 @@ def test_case_1_prompt_logprobs_fail_their_request_alone_with_50_others_running(
     assert {name for incident in b.incidents() for name in incident.request_ids} == {"greedy"}
 
 
+@pytest.mark.parametrize(("broken", "fails"), [((5, 9), False), ((5, 7, 9, 11), True)])
+def test_who_was_the_largest_part_of_steps_that_broke_for_another_reason_fails_only_in_the_end(
+    broken: tuple[int, ...], fails: bool
+) -> None:
+    """A neighbour, a heap in pieces: it is nobody's doing, but a request must not be tried for ever either."""
+    b = bench()
+    b.engine._runner._inner.oom = lambda plan: plan.step in broken  # type: ignore[attr-defined]
+    b.engine.submit(prompts(1, length=600, max_tokens=30))
+    b.run()
+    assert {incident.cause for incident in b.incidents()} <= {"capacity", "unknown"}
+    assert len(b.incidents()) == len(broken)
+    assert (b.end("r0").finish is FinishReason.ERROR) is fails
+
+
 def test_only_a_third_failure_in_a_row_is_a_fault_of_the_engine() -> None:
     b = bench(oom_from_step=3)
     b.engine.submit(prompts(6, max_tokens=1000))
