@@ -1,7 +1,8 @@
-"""Serving: one daemon from its bound sockets to its orderly end. Composes every other room; decides nothing itself.
+"""Serving: one daemon from its bound sockets to its orderly end.
 
-It owns the lifetime of what it composes: bus, engine, API, control thread, signals. It must not know flags (commands/
-serve.py) or how anything works inside. Enter at `Daemon.run`, which returns the exit code.
+It owns lifetimes: of the bus, the engine, the API, the control thread, and what signals do to them. It must not know
+flags (commands/serve.py), nor how the rooms know of each other (house.py). Enter at `Daemon.run`, which returns the
+exit code.
 """
 
 import asyncio
@@ -10,41 +11,27 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 
-from autotune.watch import PARTS as TUNING_PARTS
-from daemon.admission import FrontDoor, Keys, Queue, is_loopback
-from daemon.api.access import Access, AdminAccess
-from daemon.api.control import Control, Desk
-from daemon.api.health import Health
-from daemon.api.kitchen import Kitchen, Served
-from daemon.api.openai import OpenAi
-from daemon.api.textport import TextPort
-from daemon.app import RUNNER_OPTIONS, build_api
+from daemon.admission import Keys, is_loopback
+from daemon.app import RUNNER_OPTIONS
 from daemon.control_thread import ControlThread
-from daemon.drills import Drills, armed, prepare_environment
+from daemon.drills import armed, prepare_environment
+from daemon.house import Engine, House, Model, Site
 from daemon.instruments import Instruments
-from daemon.lifecycle import Lifecycle, systemd_notifier, watchdog_interval_s
-from daemon.limits import LimitsArbiter
-from daemon.port import EnginePort, EngineView
+from daemon.lifecycle import systemd_notifier, watchdog_interval_s
+from daemon.port import EngineView
 from daemon.reload import Reload
-from daemon.rounds import PARTS as ROUNDS_PARTS
-from daemon.rounds import Rounds
 from daemon.settings import Loaded
 from daemon.sockets import BACKLOG, listen
-from daemon.tuning import TunerOrder, Tuning
-from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
-from telemetry import lag, snapshot
+from telemetry import lag
 from telemetry.events import Event
-from telemetry.redact import RequestSampler
-from telemetry.tokenmix import TokenMixer, install_salt
 
 log = logging.getLogger("inferd")
 
@@ -52,28 +39,6 @@ _OBSERVE_S = 0.2
 _WEIGH_S = 2.0
 _LAST_ANSWERS_S = 3.0  # for handlers to write what the engine has said last
 _LAST_RECORDS_S = 2.0
-_START_UP_ROWS = 64  # of the queue, while the engine's rows are not known
-
-
-class Engine(EnginePort, Protocol):
-    """An EnginePort with a life of its own: daemon.session.EngineSession."""
-
-    async def start(self) -> None: ...
-
-    async def wait_ready(self) -> EngineView: ...
-
-    def on_limits(self, choose: Callable[[Resolved, Limits], Limits]) -> None: ...
-
-    def sizes(self) -> dict[str, int]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What is served: its default name, its text side, its end tokens."""
-
-    name: str
-    text: TextPort
-    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +70,7 @@ class Daemon:
         self._loaded = loaded
         self._model = model
         self._make_engine = make_engine
-        self._runtime_dir = runtime_dir
-        self._state_dir = state_dir
-        self._version = version
+        self._site = Site(runtime_dir=runtime_dir, state_dir=state_dir, version=version)
         self._read = read or (lambda: loaded)
         self._on_listening = on_listening
         self._on_ready = on_ready
@@ -139,66 +102,40 @@ class Daemon:
     async def _with_sockets(self, sockets: list[socket.socket], keys: Keys) -> int:
         settings = self._settings
         name = (*settings.served_model_name, self._model.name)[0]
-        with Instruments(name, self._state_dir, self._version, settings.slow_request) as instruments:
+        with Instruments(name, self._site.state_dir, self._site.version, settings.slow_request) as instruments:
             self._abandon = instruments.abandon
             engine = self._make_engine(instruments.publish)
-            arbiter = LimitsArbiter(engine, instruments.publish)
-            tuning = self._tuning(engine, arbiter, instruments, name)
-            arbiter.begin_with(tuning.begin)
-            engine.on_limits(arbiter.restored)
-            notify = systemd_notifier()
-            lifecycle = Lifecycle(
-                engine.view, instruments.publish, progress_deadline_s=settings.progress_deadline, notify=notify
-            )
-            kitchen = self._kitchen(engine, arbiter, lifecycle, instruments, keys)
-            admin_keys = Keys.load(settings.admin_key_file, settings.admin_key)
-            open_metrics = Access(admin_keys if settings.metrics_private else Keys(()))
-            health = Health(lifecycle, self._version, instruments.render, open_metrics.check)
-            drills = Drills(settings.drill, engine, arbiter.propose, settings.progress_deadline)
-            control = self._control(engine, tuning, lifecycle, kitchen, instruments, health, admin_keys, drills)
-            instruments.ask_progress(lambda: engine.view().progress_age_ns)
-            instruments.ask_sizes(lambda: {**engine.sizes(), **kitchen.sizes()})
-            door = FrontDoor(keyless=not keys, host=settings.host, origins=settings.allow_origin)
-            app = build_api([*OpenAi(kitchen).routes(), *health.routes()], door, max_body_bytes=settings.max_body)
-            rounds = self._rounds(engine, instruments)
+            house = House(self._loaded, self._model, self._site, engine, instruments, keys, systemd_notifier())
             try:
-                control.start()
-                rounds.start()
-                runner = web.AppRunner(app, **RUNNER_OPTIONS)
+                house.control.start()
+                house.rounds.start()
+                runner = web.AppRunner(house.api, **RUNNER_OPTIONS)
                 await runner.setup()
                 for each in sockets:
                     await web.SockSite(runner, each, backlog=BACKLOG).start()
-                self._on_listening(self._addresses(sockets, control))
-                await self._serve(engine, tuning, lifecycle, kitchen, instruments, notify, arbiter)
+                self._on_listening(self._addresses(sockets, house.control))
+                await self._serve(house)
                 await runner.cleanup()
-                await kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
+                await house.kitchen.empty(_LAST_RECORDS_S)  # of handlers that were cut off just now
             finally:
-                await drills.close()
-                rounds.stop()
-                control.stop()
+                await house.drills.close()
+                house.rounds.stop()
+                house.control.stop()
         return 0
 
-    async def _serve(
-        self,
-        engine: Engine,
-        tuning: Tuning,
-        lifecycle: Lifecycle,
-        kitchen: Kitchen,
-        instruments: Instruments,
-        notify: Callable[[str], None],
-        arbiter: LimitsArbiter,
-    ) -> None:
+    async def _serve(self, house: House) -> None:
         """From the engine's start to the last answer."""
+        engine, lifecycle = house.engine, house.lifecycle
         chores = [
             asyncio.create_task(_every(_OBSERVE_S, lifecycle.observe)),
-            asyncio.create_task(lag.watch("api", instruments.publish)),
-            asyncio.create_task(self._reloads(engine, arbiter)),
-            asyncio.create_task(_every(_WEIGH_S, instruments.weigh)),
-            asyncio.create_task(tuning.run()),
+            asyncio.create_task(lag.watch("api", house.instruments.publish)),
+            asyncio.create_task(self._reloads(house)),
+            asyncio.create_task(_every(_WEIGH_S, house.instruments.weigh)),
+            asyncio.create_task(house.tuning.run()),
         ]
         interval_s = watchdog_interval_s()
         if interval_s is not None:
-            chores.append(asyncio.create_task(_every(interval_s, lambda: notify("WATCHDOG=1"))))
+            chores.append(asyncio.create_task(_every(interval_s, lambda: house.notify("WATCHDOG=1"))))
         lifecycle.observe()
         try:
             await engine.start()
@@ -206,15 +143,15 @@ class Daemon:
                 lifecycle.observe()
                 await self._stop.wait()
             lifecycle.stopping()
-            log.info("draining: %d requests run, the grace is %.0f s", len(kitchen.live), self._settings.grace)
+            log.info("draining: %d requests run, the grace is %.0f s", len(house.kitchen.live), self._settings.grace)
             await engine.drain(self._settings.grace)
-            await kitchen.empty(_LAST_ANSWERS_S)
+            await house.kitchen.empty(_LAST_ANSWERS_S)
             lifecycle.stopped()
         finally:
             await engine.drain(0.0)
             for chore in chores:
                 chore.cancel()
-            tuning.close()
+            house.tuning.close()
 
     async def _becomes_ready(self, engine: Engine) -> bool:
         """Whether the engine is ready, rather than the daemon told to stop first. Raises what makes it hopeless."""
@@ -228,9 +165,9 @@ class Daemon:
         self._on_ready(ready.result())
         return True
 
-    async def _reloads(self, engine: Engine, arbiter: LimitsArbiter) -> None:
+    async def _reloads(self, house: House) -> None:
         """Read the settings again after each SIGHUP."""
-        reload = Reload(self._loaded, self._read, engine.view, arbiter.propose)
+        reload = Reload(self._loaded, self._read, house.engine.view, house.arbiter.propose)
         while True:
             await self._reload.wait()
             self._reload.clear()
@@ -256,118 +193,11 @@ class Daemon:
         log.info("%s: draining; Ctrl-C ends at once", signal.Signals(signum).name)
         self._stop.set()
 
-    def _kitchen(
-        self, engine: Engine, arbiter: LimitsArbiter, lifecycle: Lifecycle, instruments: Instruments, keys: Keys
-    ) -> Kitchen:
-        settings = self._settings
-
-        def rows() -> int:
-            limits = engine.view().limits
-            return limits.max_num_seqs if limits else _START_UP_ROWS
-
-        return Kitchen(
-            port=engine,
-            text=self._model.text,
-            served=Served(
-                names=settings.served_model_name or (self._model.name,),
-                eos_token_ids=self._model.eos_token_ids,
-                created=int(time.time()),
-            ),
-            queue=Queue(settings.max_queued_requests, settings.max_queued_tokens, rows),
-            publish=instruments.publish,
-            authorize=Access(keys).check,
-            gate=lifecycle.gate,
-            sampled=instruments.sampled,
-            why_context=lambda: arbiter.reasons.get("context_limit", {}).get("why", ""),
-            request_timeout_s=settings.request_timeout,
-            sampler=RequestSampler(instruments.publish, settings.sample_requests) if settings.sample_requests else None,
-            mix=TokenMixer(instruments.publish, install_salt(self._state_dir / "salt")),
-        )
-
-    def _tuning(self, engine: Engine, arbiter: LimitsArbiter, instruments: Instruments, model: str) -> Tuning:
-        def look(seconds: int) -> snapshot.Snapshot:
-            views = replace(instruments.views(engine.view(), {}), latency_seconds=seconds, whole=True)
-            return snapshot.build(instruments.fold, TUNING_PARTS, views)
-
-        return Tuning(
-            engine, arbiter, look, instruments.publish, self._settings,
-            directory=self._state_dir, model=model, version=self._version,
-        )  # fmt: skip
-
-    def _rounds(self, engine: Engine, instruments: Instruments) -> Rounds:
-        config = self._loaded.public()
-        return Rounds(
-            lambda: snapshot.build(instruments.fold, ROUNDS_PARTS, instruments.views(engine.view(), config)),
-            instruments.publish,
-            instruments.history,
-            instruments.past,
-            state_dir=self._state_dir,
-            settings=config,
-        )
-
-    def _control(
-        self,
-        engine: Engine,
-        tuning: Tuning,
-        lifecycle: Lifecycle,
-        kitchen: Kitchen,
-        instruments: Instruments,
-        health: Health,
-        admin_keys: Keys,
-        drills: Drills,
-    ) -> ControlThread:
-        settings = self._settings
-        config = self._loaded.public()
-        desk = Desk(
-            loop=asyncio.get_running_loop(),
-            port=engine,
-            doer=_Doer(lifecycle, kitchen, tuning),
-            drill=drills.start if drills.names else None,
-            fold=instruments.fold,
-            feed=instruments.feed,
-            config=config,
-            views=lambda: instruments.views(engine.view(), config),
-            record=instruments.record,
-            bundles=instruments.bundles,
-            tracing=instruments,
-        )
-        return ControlThread(
-            self._runtime_dir,
-            [*health.routes(), *Control(desk, lambda _: None).routes()],
-            None if settings.admin_port is None else (settings.admin_host, settings.admin_port),
-            [*health.routes(), *Control(desk, AdminAccess(admin_keys).check).routes()],
-            lambda: lag.watch("control", instruments.publish),
-        )
-
     def _addresses(self, sockets: list[socket.socket], control: ControlThread) -> Addresses:
         settings = self._settings
         admin = f"http://{_netloc(settings.admin_host)}:{control.admin_port}" if control.admin_port else None
         port = sockets[0].getsockname()[1]
         return Addresses(api=f"http://{_netloc(settings.host)}:{port}", admin=admin, control=control.path)
-
-
-@dataclass(frozen=True, slots=True)
-class _Doer:
-    """daemon.api.control.Doer."""
-
-    lifecycle: Lifecycle
-    kitchen: Kitchen
-    tuning: Tuning
-
-    def drain(self) -> None:
-        self.lifecycle.drain("asked for over the control API")
-
-    def resume(self) -> None:
-        self.lifecycle.resume()
-
-    def abort(self, request_id: str) -> int:
-        return self.kitchen.abort(request_id)
-
-    async def steer(self, order: TunerOrder) -> dict[str, Any]:
-        return await self.tuning.act(order)
-
-    def tuner_status(self) -> dict[str, Any]:
-        return self.tuning.status()
 
 
 def check_exposure(host: str, keys: Keys) -> None:

@@ -98,7 +98,8 @@ def _serve(loaded: Loaded, read: Callable[[], Loaded]) -> int:
 
     from daemon import logs, paths
     from daemon.cli import version
-    from daemon.serving import Daemon, Model
+    from daemon.house import Model
+    from daemon.serving import Daemon
     from daemon.session import EngineSession
     from engine.text import Text
 

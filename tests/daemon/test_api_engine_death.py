@@ -9,8 +9,9 @@ from typing import Any
 
 import aiohttp
 
+from daemon.house import Model
 from daemon.port import EngineView
-from daemon.serving import Addresses, Daemon, Model
+from daemon.serving import Addresses, Daemon
 from daemon.session import EngineSession
 from daemon.settings import load
 from engine.config import EngineConfig

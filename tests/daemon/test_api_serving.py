@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from daemon.house import Model
 from daemon.paths import AddressInUse, AlreadyRunning
-from daemon.serving import Daemon, Model
+from daemon.serving import Daemon
 from daemon.settings import load
 from engine.errors import ConfigError
 from telemetry import snapshot as snapshots

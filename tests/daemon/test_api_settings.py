@@ -166,7 +166,8 @@ from tests.fakes.daemon import ScriptedEngine
 from tests.fakes.port import saying
 from tests.fakes.text import ByteText
 from daemon import logs
-from daemon.serving import Daemon, Model
+from daemon.house import Model
+from daemon.serving import Daemon
 from daemon.settings import load
 async def main():
     return await Daemon(

@@ -9,8 +9,9 @@ from typing import Any
 
 import aiohttp
 
+from daemon.house import Model
 from daemon.port import EngineView
-from daemon.serving import Addresses, Daemon, Model
+from daemon.serving import Addresses, Daemon
 from daemon.settings import load
 from engine.budget import Limits, Resolved
 from engine.request import Request

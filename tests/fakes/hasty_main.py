@@ -4,13 +4,13 @@ test on a busy machine, where a verdict of seconds is often wrong, can wait unti
 import sys
 from functools import partial
 
-import daemon.serving
+import daemon.house
 import daemon.tuning
 from autotune.online import Pace, Tuner
 from daemon.cli import main
 
 if __name__ == "__main__":
     daemon.tuning.Tuner = partial(Tuner, pace=Pace(hourly=3600.0, back_off_s=3.0))  # type: ignore[assignment, misc]
-    daemon.serving.Tuning = partial(daemon.tuning.Tuning, period_s=1.0)  # type: ignore[assignment, misc]
+    daemon.house.Tuning = partial(daemon.tuning.Tuning, period_s=1.0)  # type: ignore[assignment, misc]
     sys.argv[0] = "inferd"
     sys.exit(main())
