@@ -3,6 +3,7 @@
 Owns the process and the order of commands and answers. It must not know pages. Enter at `chromium`, then `Talk`.
 """
 
+import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
@@ -19,7 +20,14 @@ PATIENCE_S = 60.0
 
 def chromium(profile: Path) -> tuple[subprocess.Popen[bytes], str]:
     """A browser, to be ended by the caller, and the address of its debugger."""
-    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+    words = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--remote-debugging-port=0",
+    ]
     process = subprocess.Popen(
         [*words, f"--user-data-dir={profile}", "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -60,12 +68,21 @@ class Talk:
         return message
 
 
+async def page_socket(session: aiohttp.ClientSession, debugger: str) -> str:
+    """Where the browser's first page is talked to, once there is one: the debugger answers before."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            async with session.get(f"{debugger}/json/list") as response:
+                for page in await response.json(content_type=None):
+                    if page["type"] == "page":
+                        return str(page["webSocketDebuggerUrl"])
+            await asyncio.sleep(0.05)
+
+
 @asynccontextmanager
 async def talking(debugger: str) -> AsyncIterator[Talk]:
     """The browser's one page."""
     async with aiohttp.ClientSession() as session:
-        async with session.get(f"{debugger}/json/list") as response:
-            pages = await response.json(content_type=None)
-        url = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
+        url = await page_socket(session, debugger)
         async with session.ws_connect(url, max_msg_size=0) as socket:
             yield Talk(socket)

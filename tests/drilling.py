@@ -104,7 +104,7 @@ class Range(Served):
         assert self.process is not None
         with contextlib.suppress(OSError):  # it may not even get to answer
             self.control("/inferd/v1/drill/kill_both", "POST", {})
-        assert self.process.wait(30) == -9
+        assert self.process.wait(60) == -9
 
 
 def steady(number: int, round_: int) -> dict[str, Any]:

@@ -4,9 +4,11 @@ Owns the process and its directories; knows only what an operator knows: the com
 socket. Enter at `Served`.
 """
 
+import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,10 +26,14 @@ INFERD = [sys.executable, "-c", "import sys; from daemon.cli import main; sys.ar
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port on loopback that nobody listens on now; of those that the kernel gives nobody by itself, so that no
+    other process's connection has it by the time it is used."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(first - 10_000, first)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -117,7 +123,7 @@ class Served:
         children = psutil.Process(self.pid).children(recursive=True)
         return [c.pid for c in children if "engine.process" in c.cmdline()]
 
-    def get(self, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
+    def get(self, path: str, timeout_s: float = 60.0) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             connection.request("GET", path)
@@ -140,7 +146,7 @@ class Served:
         finally:
             connection.close()
 
-    def control(self, path: str, method: str = "GET", body: Any = None, timeout_s: float = 10.0) -> tuple[int, bytes]:
+    def control(self, path: str, method: str = "GET", body: Any = None, timeout_s: float = 60.0) -> tuple[int, bytes]:
         """Ask the control socket."""
         connection = _UnixConnection(self.runtime / "control.sock", timeout_s)
         try:

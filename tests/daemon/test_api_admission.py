@@ -43,7 +43,7 @@ async def test_prompt_tokens_that_wait_are_bounded_too() -> None:
     async with ScriptedPort(saying("ok"), rows=8) as port, serving(port, max_tokens=100) as api:
         port.pause()
         first = asyncio.create_task(api.complete(prompt="x" * 500))  # alone, however long
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not port.seen.requests:
                 await asyncio.sleep(0.002)
         status, body = await api.complete(prompt="y")
@@ -57,7 +57,7 @@ async def test_rows_that_are_free_do_not_count_as_queue() -> None:
     async with ScriptedPort(saying("ok"), rows=8) as port, serving(port, max_requests=0) as api:
         port.pause()
         tasks = [asyncio.create_task(api.chat()) for _ in range(9)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(port.seen.requests) < 8:
                 await asyncio.sleep(0.002)
         port.resume()

@@ -338,7 +338,7 @@ async def test_a_deadline_is_a_504() -> None:
 async def test_when_the_engine_dies_every_stream_ends_with_an_error_event() -> None:
     async with ScriptedPort(saying("abc" * 50, hang_after=10)) as port, serving(port) as api:
         streams = [asyncio.create_task(api.stream(max_tokens=200, n=n)) for n in (1, 1, 2)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(api.first_tokens) < 4:
                 await asyncio.sleep(0.002)
         await asyncio.sleep(0.02)

@@ -12,7 +12,7 @@ from tests.fakes.api import Api, chat_body, serving
 from tests.fakes.port import Script, ScriptedPort, saying
 
 
-async def until(true: Any, seconds: float = 5.0) -> None:
+async def until(true: Any, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.002)
@@ -89,12 +89,12 @@ async def test_a_slow_reader_stalls_its_own_stream_only() -> None:
         body = json.dumps(chat_body(stream=True, max_tokens=len(long))).encode()
         writer.write(head(len(body)) + body)
         given = -1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while given != (given := sum(row.given for row in port._rows.values())) or not given:
                 await asyncio.sleep(0.1)
         assert given < len(long), "it stands still"
         assert (await api.chat(max_tokens=5))[0] == 200, "others do not"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             text = await read_to_done(reader)
         writer.close()
         await api.settled(2)

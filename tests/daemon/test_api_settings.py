@@ -193,7 +193,7 @@ def test_a_second_interrupt_ends_at_once_and_one_alone_drains(tmp_path: Path) ->
             while True:
                 try:
                     ask = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-                    answer = urllib.request.urlopen(ask, timeout=10)
+                    answer = urllib.request.urlopen(ask, timeout=60)
                     break
                 except urllib.error.HTTPError as error:
                     assert error.code == 503
@@ -204,7 +204,7 @@ def test_a_second_interrupt_ends_at_once_and_one_alone_drains(tmp_path: Path) ->
                 if "draining" in line:
                     break
             process.send_signal(signal.SIGINT)
-        assert process.wait(10) == (130 if stuck else 0)
+        assert process.wait(60) == (130 if stuck else 0)
         process.stdout.close()
         process.stderr.close()
 

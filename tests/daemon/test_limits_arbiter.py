@@ -11,7 +11,7 @@ from engine.errors import ConfigError, EngineFault
 from telemetry.events import LimitsChanged
 from tests.fakes.sessions import session
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(30)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 
 async def test_a_proposal_is_applied_and_announced(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.fakes.tiny import prepare_tiny, write_tiny
 from tests.served import Served, wait_for
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 async def test_what_may_change_live_is_proposed_and_the_rest_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

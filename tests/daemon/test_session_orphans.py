@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+_BUSY_S = 20  # that a machine may take longer, which does other things too; it would live on for a minute
 REPOSITORY = Path(__file__).parents[2]
 DAEMON = """
 import asyncio, sys
@@ -36,7 +37,7 @@ def state_of(pid: int) -> str:
         return ""
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "faults", [{}, {"hang_at_step": 1}, {"spin_at_step": 1}, {"load_s": 60}], ids=["serving", "hangs", "spins", "loads"]
 )
@@ -51,16 +52,18 @@ def test_the_engine_does_not_outlive_the_daemon(tmp_path: Path, faults: dict[str
     finally:
         os.kill(daemon.pid, signal.SIGKILL)
         daemon.wait()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 2 + _BUSY_S
     while state_of(engine) not in ("", "Z") and time.monotonic() < deadline:
         time.sleep(0.01)
     assert state_of(engine) in ("", "Z")
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_the_end_of_the_pipe_alone_is_enough(tmp_path: Path) -> None:
     """Where the kernel's parent-death signal does not reach (it is tied to a thread), the pipe's end does."""
-    code = "import os, time; from engine.process import guard; guard(os.getppid()); print(1, flush=True); time.sleep(9)"
+    code = (
+        "import os, time; from engine.process import guard; guard(os.getppid()); print(1, flush=True); time.sleep(99)"
+    )
     engine = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY
     )
@@ -68,4 +71,4 @@ def test_the_end_of_the_pipe_alone_is_enough(tmp_path: Path) -> None:
     assert engine.stdout is not None
     engine.stdout.readline()
     engine.stdin.close()
-    assert engine.wait(2) == 70
+    assert engine.wait(2 + _BUSY_S) == 70

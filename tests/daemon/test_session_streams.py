@@ -9,7 +9,7 @@ from engine.output import Output
 from engine.request import EngineFacts, FinishReason, TokenLogprob
 from telemetry.events import StepReport
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(10)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 
 class Table(StreamTable):

@@ -22,7 +22,7 @@ from telemetry.events import EngineEnded, Event, Incident
 from tests.fakes.engine_main import FaultyRunner, fake_resolved, options
 from tests.fakes.sessions import read, request, session
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.asyncio

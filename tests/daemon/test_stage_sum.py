@@ -273,12 +273,12 @@ async def planted(stage: str, patch: pytest.MonkeyPatch) -> dict[str, int]:
             squeeze(port, stage)
         port.pause()
         answers = [asyncio.create_task(ask(made, *each)) for each in asked]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(port.engine.scheduler.views()) < len(asked):
                 await asyncio.sleep(0)
         port.resume()
         await asyncio.gather(*answers)
-        await made.settled(1 + len(asked), timeout_s=30)
+        await made.settled(1 + len(asked), timeout_s=60)
         record = next(r for r in made.records if r.max_tokens == SUBJECT_TOKENS)
     check_partition(record)
     return record.stages

@@ -153,7 +153,7 @@ def _is_remembered(served: Served) -> None:
     assert entry["limits"]["max_num_seqs"] > 1
     os.kill(served.pid, signal.SIGKILL)
     assert served.process is not None
-    served.process.wait(30)
+    served.process.wait(60)
     served.start()
     status = json.loads(served.control("/inferd/v1/tuner")[1])
     assert status["state"] == "frozen"

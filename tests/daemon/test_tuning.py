@@ -14,7 +14,7 @@ from tests.autotune.records import record
 from tests.fakes.daemon import Made, running
 from tests.fakes.port import Script
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 _TUNER = "/inferd/v1/tuner"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 

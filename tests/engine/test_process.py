@@ -19,7 +19,7 @@ from engine.request import FinishReason
 from tests.fakes.engine_main import argv
 from tests.fakes.sessions import request
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Peer:
@@ -42,7 +42,7 @@ class Peer:
         self.process.stdin.write(msgspec.json.encode(boot) + b"\n")
         self.process.stdin.flush()
 
-    def next(self, kind: type[wire.Reply], seconds: float = 10.0) -> wire.Reply:
+    def next(self, kind: type[wire.Reply], seconds: float = 60.0) -> wire.Reply:
         """The next reply of that kind; others are passed over."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -140,7 +140,7 @@ def test_shutdown_ends_every_choice_and_exits_cleanly(tmp_path: Path) -> None:
             assert isinstance(reply, wire.Outputs)
             ended |= {output.request_id for output in reply.outputs if output.finish is FinishReason.ABORT}
         engine.next(wire.Ended)
-        assert engine.process.wait(5) == 0
+        assert engine.process.wait(60) == 0
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_fault_while_loading_has_its_code_and_the_process_its_exit_code(
         assert isinstance(reply, wire.Fault)
         assert (reply.code, reply.exit_code) == (code, exit_code)
         assert "planted" in reply.message
-        assert engine.process.wait(5) == exit_code
+        assert engine.process.wait(60) == exit_code
         assert engine.process.stderr is not None
         assert (b"Traceback" in engine.process.stderr.read()) == (fault == "bug")  # only for what nobody foresaw
 
@@ -175,4 +175,4 @@ def test_out_of_memory_for_good_is_a_fault_of_that_name(tmp_path: Path) -> None:
         reply = engine.next(wire.Fault)
         assert isinstance(reply, wire.Fault)
         assert (reply.code, reply.exit_code) == ("out_of_memory", 5)
-        assert engine.process.wait(5) == 5
+        assert engine.process.wait(60) == 5

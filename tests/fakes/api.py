@@ -61,7 +61,7 @@ class Api:
             assert response.content_type == "text/event-stream"
             return sse((await response.read()).decode("utf-8"))
 
-    async def settled(self, records: int, timeout_s: float = 5.0) -> None:
+    async def settled(self, records: int, timeout_s: float = 60.0) -> None:
         """Until so many records were published and nothing is going on any more."""
         async with asyncio.timeout(timeout_s):
             while len(self.records) < records or self.kitchen.live or self.kitchen.settling or self.port.live:

@@ -92,19 +92,19 @@ async def running(
         on_ready=lambda _: ready.set(),
     )
     done = asyncio.create_task(daemon.run())
-    await asyncio.wait((done, listening), return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    await asyncio.wait((done, listening), return_when=asyncio.FIRST_COMPLETED, timeout=60)
     if done.done():
         done.result()
     addresses = listening.result()
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as api,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as api,
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(addresses.control))) as control,
         ):
             if not hold:
-                await asyncio.wait_for(ready.wait(), 10)
+                await asyncio.wait_for(ready.wait(), 60)
             yield Made(daemon, engine, addresses, api, control, done)
     finally:
         daemon.stop()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await done

@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,23 @@ INTERVAL = "200ms"
 
 @dataclass(frozen=True)
 class Prometheus:
-    """One running server at `url`."""
+    """One running server at `url`; `at`: the moment (Unix seconds) that instant queries are about, else now."""
 
     url: str
+    at: float | None = None
+
+    def as_of(self, selector: str) -> "Prometheus":
+        """The same, as of the newest scrape that has this series. On a busy machine the next one may come too late, and
+        then no series of its target has a value any more."""
+        found: list[tuple[dict[str, str], float]] = []
+        until(lambda: found.extend(self.query(f"timestamp({selector})")) or found)
+        return replace(self, at=found[0][1])
 
     def get(self, path: str, **parameters: str) -> Any:
         """`data` of an answer of the HTTP API. Raises AssertionError with its words for an error."""
         asked = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(asked, timeout=10) as answer:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
                 body = json.load(answer)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
@@ -45,7 +53,7 @@ class Prometheus:
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """(labels, value) of every series of an instant query."""
-        found = self.get("query", query=expression)
+        found = self.get("query", query=expression, **({} if self.at is None else {"time": str(self.at)}))
         assert found["resultType"] == "vector", found
         return [(series["metric"], float(series["value"][1])) for series in found["result"]]
 
@@ -55,7 +63,7 @@ class Prometheus:
         return value
 
 
-def until(holds: Callable[[], object], timeout_s: float = 10.0) -> None:
+def until(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait for what Prometheus will know after its next scrape. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not holds():
@@ -91,5 +99,5 @@ def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
         assert address is not None, log.read_text()
         yield Prometheus(f"http://{address[1]}")
     finally:
-        process.terminate()
-        process.wait(timeout=10)
+        process.kill()
+        process.wait(timeout=60)

@@ -25,7 +25,7 @@ class Running:
     def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    async def until(self, true: Callable[[], bool], seconds: float = 10.0) -> None:
+    async def until(self, true: Callable[[], bool], seconds: float = 60.0) -> None:
         """Until the condition holds; fails the test if it does not in time."""
         async with asyncio.timeout(seconds):
             while not true():
@@ -40,7 +40,7 @@ async def session(
     wait: bool = True,
     argv: Sequence[str] = (),
     real: bool = False,
-    seconds: float = 20.0,
+    seconds: float = 60.0,
     progress_deadline_s: float = 60.0,
     **faults: object,
 ) -> AsyncIterator[Running]:
@@ -61,7 +61,7 @@ async def session(
                 await made.wait_ready()
         yield Running(made, events)
     finally:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await made.drain(0.0)
 
 
@@ -70,7 +70,7 @@ def request(request_id: str, max_tokens: int = 8, prompt: Sequence[int] = (1, 2,
     return Request(id=request_id, prompt=tuple(prompt), sampling=sampling, **fields)  # type: ignore[arg-type]
 
 
-async def read(stream: OutputStream, seconds: float = 20.0) -> list[Output]:
+async def read(stream: OutputStream, seconds: float = 60.0) -> list[Output]:
     """Every output of one choice."""
     async with asyncio.timeout(seconds):
         return [output async for output in stream]

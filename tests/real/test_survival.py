@@ -134,7 +134,7 @@ def test_clients_come_and_go(served: Served) -> None:
             return sum(await asyncio.gather(*(client(session, until) for _ in range(64))))
 
     assert asyncio.run(everybody()) > 200
-    wait_for(lambda: idle(served), 20, "no active block and every map empty")
+    wait_for(lambda: idle(served), 60, "no active block and every map empty")
 
 
 def test_sigterm_lets_running_streams_finish(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_sigterm_lets_running_streams_finish(tmp_path: Path) -> None:
 
     def terminate() -> None:
         os.kill(served.pid, signal.SIGTERM)
-        wait_for(lambda: served.get("/health/ready")[0] == 503, 5, "readiness false")
+        wait_for(lambda: served.get("/health/ready")[0] == 503, 60, "readiness false")
         assert served.get("/health/live")[0] == 200
         status, answer = served.post(CHAT, body(4, stream=False))
         assert answer["error"]["message"]
@@ -154,7 +154,7 @@ def test_sigterm_lets_running_streams_finish(tmp_path: Path) -> None:
     assert all(one[-1] == "[DONE]" for one in lines)
     assert all("error" not in line for one in lines for line in one)
     assert served.process is not None
-    assert served.process.wait(20) == 0
+    assert served.process.wait(60) == 0
 
 
 def test_engine_does_not_outlive_its_daemon(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_engine_does_not_outlive_its_daemon(tmp_path: Path) -> None:
     engines = served.engine_pids()
     assert engines
     os.kill(served.pid, signal.SIGKILL)
-    wait_for(lambda: not any(alive(pid) for pid in engines), 2.0, "the engine is gone")
+    wait_for(lambda: not any(alive(pid) for pid in engines), 20, "the engine is gone")
 
 
 def alive(pid: int) -> bool:
@@ -213,4 +213,4 @@ def test_a_client_that_left_is_aborted(
             raise AssertionError("4,000 tokens within half a second?")
 
     asyncio.run(leave())
-    wait_for(lambda: idle(served), 5, "the engine works for nobody")
+    wait_for(lambda: idle(served), 60, "the engine works for nobody")

@@ -78,11 +78,11 @@ def test_a_cache_that_is_too_small_is_told_and_the_same_load_with_room_is_none(b
 def test_an_engine_that_is_killed_again_and_again_is_told(busy: Patient) -> None:
     """The near-miss: it was killed once, which is a remark; and one that was long ago."""
     busy.kill_engine()
-    wait_for(lambda: "crash_loop" in {each.runbook for each in busy.findings()}, 30, "the remark")
+    wait_for(lambda: "crash_loop" in {each.runbook for each in busy.findings()}, 60, "the remark")
     assert "crash_loop" not in names(busy.findings())
     for _ in range(2):
         busy.kill_engine()
-    wait_for(lambda: "critical" in {each.severity for each in busy.findings()}, 30, "the finding")
+    wait_for(lambda: "critical" in {each.severity for each in busy.findings()}, 60, "the finding")
     found = busy.until("crash_loop")
     assert (found.severity, found.section) == ("critical", "killed-from-outside")
     assert "killed × 3" in found.evidence["causes"]

@@ -41,7 +41,7 @@ def test_a_sink_that_hangs_drops_and_counts_and_delays_nobody() -> None:
     release, got = threading.Event(), []
 
     def stuck(batch: list[Event]) -> None:
-        release.wait(10)
+        release.wait(120)
 
     bus = Bus(None, {"stuck": stuck, "good": got.extend}, queue_events=100, batch_seconds=0.001)
     begin = time.monotonic()
@@ -49,11 +49,9 @@ def test_a_sink_that_hangs_drops_and_counts_and_delays_nobody() -> None:
         bus.publish(note(i))
         if i % 50 == 0:
             assert bus.flush(0) is False or i == 0
-            threading.Event().wait(0.005)  # lets the good sink drain: its queue is as short as the other's
-    assert time.monotonic() - begin < 5
-    deadline = time.monotonic() + 5
-    while bus.queued()["good"] and time.monotonic() < deadline:
-        threading.Event().wait(0.005)
+            assert bus.flush(60, sink="good")  # its queue is as short as the other's
+    assert bus.flush(60, sink="good")
+    assert time.monotonic() - begin < 100  # nobody waited for the other
     assert len(got) + bus.dropped()["good"] == 1000
     assert bus.dropped()["good"] == 0
     assert bus.dropped()["stuck"] >= 700
@@ -90,9 +88,9 @@ def test_close_delivers_what_waits_and_counts_what_comes_later() -> None:
 
 def test_one_sink_can_be_flushed_while_another_hangs() -> None:
     release, got = threading.Event(), []
-    bus = Bus(None, {"stuck": lambda batch: release.wait(10) and None, "fold": got.extend}, batch_seconds=10)
+    bus = Bus(None, {"stuck": lambda batch: release.wait(120) and None, "fold": got.extend}, batch_seconds=10)
     bus.publish(note(1))
-    assert bus.flush(5, sink="fold")
+    assert bus.flush(60, sink="fold")
     assert got == [note(1)]
     assert not bus.flush(0.01)
     release.set()
@@ -101,11 +99,11 @@ def test_one_sink_can_be_flushed_while_another_hangs() -> None:
 
 def test_close_leaves_a_hanging_sink_behind() -> None:
     release = threading.Event()
-    bus = Bus(None, {"stuck": lambda batch: release.wait(10) and None}, batch_seconds=0)
+    bus = Bus(None, {"stuck": lambda batch: release.wait(120) and None}, batch_seconds=0)
     bus.publish(note(1))
     begin = time.monotonic()
     bus.close(timeout_s=0.05)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 60
     release.set()
 
 

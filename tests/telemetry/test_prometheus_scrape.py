@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,8 +140,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, 
                 until(lambda: prometheus.query('inferd_requests_finished_total{reason="length"} == 0'))
                 daemon.start()
                 until(lambda: daemon.serve() or prometheus.query('inferd_requests_finished_total{reason="length"} > 9'))
-                until(lambda: prometheus.one('inferd_requests_finished_total{reason="length"}') == daemon.served)
-                yield daemon, prometheus
+                finished = 'inferd_requests_finished_total{reason="length"}'
+                until(lambda: prometheus.query(f"{finished} == {daemon.served}"))
+                yield daemon, prometheus.as_of(finished)
         finally:
             daemon.server.shutdown()
             daemon.server.server_close()
@@ -178,9 +180,8 @@ def test_vllm_names_carry_the_same_figures(scraped: tuple[Daemon, Prometheus]) -
 
 def test_exemplars_lead_from_a_latency_to_its_trace(scraped: tuple[Daemon, Prometheus]) -> None:
     _, prometheus = scraped
-    now = prometheus.one("vector(time())")
     for histogram in ("inferd_time_to_first_token_seconds", "inferd_request_seconds"):
-        found = prometheus.get("query_exemplars", query=f"{histogram}_bucket", start=str(now - 60), end=str(now + 60))
+        found = prometheus.get("query_exemplars", query=f"{histogram}_bucket", start="0", end="9999999999")
         traces = {e["labels"]["trace_id"] for series in found for e in series["exemplars"]}
         assert traces == {TRACE}, histogram
 
@@ -208,9 +209,15 @@ def test_the_alert_rules_evaluate_against_the_real_series(scraped: tuple[Daemon,
     rules = list(itertools.chain.from_iterable(group["rules"] for group in groups))
     assert len(rules) > 20
     assert [(r["name"], r.get("lastError")) for r in rules if r["health"] == "err"] == []
-    until(lambda: prometheus.query('ALERTS{alertname="InferdTelemetryDropped",sink="trace"}'))
-    alerts = prometheus.get("alerts")["alerts"]
-    assert not [a for a in alerts if a["labels"]["severity"] == "critical"], "this daemon is well"
+    alerts: list[dict[str, Any]] = []
+
+    def lossy() -> list[dict[str, Any]]:
+        alerts[:] = prometheus.get("alerts")["alerts"]
+        return [a for a in alerts if a["labels"].get("sink") == "trace"]
+
+    until(lossy)
+    firing = [a for a in alerts if a["state"] == "firing"]  # one that is pending may be a scrape that came too late
+    assert not [a for a in firing if a["labels"]["severity"] == "critical"], "this daemon is well"
     [lost] = [a for a in alerts if a["labels"].get("sink") == "trace"]
     assert "loses telemetry (sink trace)" in lost["annotations"]["summary"]
     assert lost["annotations"]["command"] == "inferd doctor runbook telemetry_lost"

@@ -93,7 +93,7 @@ def test_it_is_readable_after_sigkill_in_the_middle_of_writing(tmp_path: Path) -
         assert child.stdout.readline() == b"go\n"
     finally:
         child.send_signal(signal.SIGKILL)
-        child.communicate(timeout=10)
+        child.communicate(timeout=60)
     recording = read_ring(tmp_path / "ring")
     numbers = [int(payload.split(b".")[0]) for _, payload in recording.records]
     assert not recording.clean

@@ -19,7 +19,7 @@ async def bench(repo: Path, *flags: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         *BENCH, *flags, cwd=repo, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
 
@@ -58,7 +58,7 @@ async def test_ctrl_c_prints_what_was_measured(repo: Path) -> None:
         process = await asyncio.create_subprocess_exec(
             *BENCH, "--url", url, "--concurrency", "2", cwd=repo, stdout=asyncio.subprocess.PIPE
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(fake.bodies) < 4:
                 await asyncio.sleep(0.01)
             process.send_signal(signal.SIGINT)
