@@ -7,6 +7,7 @@ import sys
 import time
 
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 
 
 class _Text(logging.Formatter):
@@ -51,7 +52,7 @@ def client_faults(record: logging.LogRecord) -> bool:
     """What is no HTTP is its sender's fault: one line, where aiohttp would write an error with a traceback, with which
     anybody could fill the log."""
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
+    if isinstance(error, HttpProcessingError | RequestPayloadError):
         record.levelno, record.levelname = logging.INFO, "INFO"
         record.msg, record.args = f"{record.getMessage()}: {' '.join(str(error).split())[:200]}", ()
         record.exc_info = record.exc_text = None

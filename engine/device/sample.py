@@ -15,6 +15,8 @@ from engine.plan import RowInit
 from engine.request import SamplingParams, TokenLogprob
 
 _MASK = (1 << 64) - 1
+_LARGEST = torch.finfo(torch.float32).max
+_COLDEST = 1e-30  # as a float32, 1e-300 is 0
 _FIRST_CANDIDATES = 512  # sorting the whole vocabulary is seldom needed: the nucleus is among the best few
 
 
@@ -110,8 +112,10 @@ class Sampler:
         params = draw.params
         counts = self._counts.get(draw.row)
         if counts is not None:
-            factor = torch.where(logits > 0, 1 / params.repetition_penalty, params.repetition_penalty)
-            logits = torch.where(counts.seen, logits * factor, logits)
+            less = min(1 / params.repetition_penalty, _LARGEST)
+            factor = torch.where(logits > 0, less, params.repetition_penalty)
+            penalized = (logits * factor).clamp(-_LARGEST, _LARGEST)  # any penalty above 0 is legal: 1e-38 too
+            logits = torch.where(counts.seen, penalized, logits)
             logits -= params.frequency_penalty * counts.output + params.presence_penalty * (counts.output > 0)
         early = draw.position - draw.prompt_len < params.min_tokens
         if params.logit_bias or early:
@@ -131,8 +135,12 @@ class Sampler:
 
 
 def drawn(logits: Tensor, params: SamplingParams, u: float) -> int:
-    """The token at quantile `u` of the filtered distribution of logits [vocabulary]."""
-    scaled = logits / params.temperature
+    """The token at quantile `u` of the filtered distribution of logits [vocabulary]. Where they are none (a model that
+    computes NaN or infinity, every token forbidden), the best there is: one request must not end the others'."""
+    best = logits.max()
+    if not bool(best.isfinite()):
+        return int(logits.nan_to_num(nan=-_LARGEST).argmax())
+    scaled = (logits - best) / max(params.temperature, _COLDEST)  # nothing is above 0, so that nothing overflows
     if not params.top_k and params.top_p >= 1.0 and params.min_p <= 0.0:
         cumulative = torch.softmax(scaled, -1, dtype=torch.float64).cumsum(-1)
         return _quantile(cumulative, u)

@@ -185,6 +185,7 @@ async def test_what_is_no_http_is_a_400_and_one_line_in_the_log(
             b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
             head + b"Content-Length: -5\r\n\r\n",
             head + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            head + b"Content-Length: 5\r\nContent-Encoding: gzip\r\n\r\nhello",
         ):
             assert b" 400 Bad Request" in await raw_bytes(api, data), data
         assert (await api.complete())[0] == 200, "and it still serves"

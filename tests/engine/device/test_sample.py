@@ -35,6 +35,21 @@ def naive(logits: Tensor, given: SamplingParams) -> Tensor:
     return torch.zeros_like(values).scatter_(0, order, values / values.sum())
 
 
+@pytest.mark.parametrize("given", [{}, {"top_k": 40}, {"top_p": 0.5}, {"min_p": 1e-320, "temperature": 1e-300}])
+@pytest.mark.parametrize("penalty", [1e-320, 1e-40, 1e-38, 10.0])
+def test_no_legal_parameter_and_no_broken_logits_draw_what_is_no_token(given: dict[str, Any], penalty: float) -> None:
+    """One request's token out of the vocabulary would end the engine, and with it everybody's."""
+    sampler = Sampler(VOCAB, torch.device("cpu"))
+    one = params(repetition_penalty=penalty, min_tokens=5, stop_token_ids=tuple(range(VOCAB)), **given)
+    sampler.begin(RowInit(0, "r", tuple(range(VOCAB - 1)), VOCAB - 1, one))
+    broken = [torch.full((VOCAB,), value) for value in (float("nan"), float("inf"), float("-inf"), 3e38, 0.0)]
+    broken[0][3:] = 1.0
+    for row in (logits(), *broken):
+        for position in (VOCAB, VOCAB + 6):  # every token forbidden, and none
+            tokens, _ = sampler.sample(row[None], [Draw(0, position, VOCAB - 1, one)])
+            assert 0 <= tokens[0] < VOCAB
+
+
 FILTERS = [
     {},
     {"temperature": 0.3},
