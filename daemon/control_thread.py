@@ -101,18 +101,12 @@ def _unix_socket(path: Path) -> socket.socket:
     raises AlreadyRunning."""
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         raise ConfigError(f"the socket path {path} is too long", "set RUNTIME_DIRECTORY to a shorter one")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-        else:
-            raise AlreadyRunning(
-                f"another inferd listens on {path}", "stop it, or give this one its own RUNTIME_DIRECTORY"
-            )
+    if _answers(path):
+        raise AlreadyRunning(f"another inferd listens on {path}", "stop it, or give this one its own RUNTIME_DIRECTORY")
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)  # the file must never be open to others, not even for a moment
     try:
+        path.unlink(missing_ok=True)
         bound.bind(str(path))
         bound.listen(64)
     except OSError as error:
@@ -121,3 +115,16 @@ def _unix_socket(path: Path) -> socket.socket:
     finally:
         os.umask(mask)
     return bound
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens there; one whose queue is full does too."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True

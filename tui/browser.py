@@ -7,6 +7,7 @@ whoever gets in can act on the daemon. It must not know what is served. Enter at
 import hmac
 import secrets
 import shlex
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -50,8 +51,12 @@ class Browser(Server):
             response.set_cookie(_COOKIE, self._token, httponly=True, samesite="Strict")
         return response
 
-    def initialize_logging(self) -> None:
-        """Nothing but the address is printed."""
+    def serve(self, debug: bool = False) -> None:
+        """The library's, but it listens before the address is announced: who opens it at once is not refused. Raises
+        OSError if the port is taken."""
+        self.debug = debug
+        with socket.create_server((_HOST, self.port)) as listening:
+            web.run_app(self._make_app(), sock=listening, print=lambda *_: None)
 
 
 def serve(command: Sequence[str], port: int, announce: Callable[[str], None]) -> None:

@@ -1,6 +1,7 @@
 """A whole daemon: states, drain, control socket, admin port; and control answers while the API's loop is blocked."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from daemon.control_thread import ControlThread
 from daemon.house import Model
 from daemon.paths import AddressInUse, AlreadyRunning
 from daemon.serving import Daemon
@@ -125,6 +127,22 @@ async def test_the_control_socket_is_this_users_alone(tmp_path: Path) -> None:
             assert (await made.get(path, control=True))[0] == 200
             assert (await made.get(path))[0] == 404, "never on the API port"
     assert not made.addresses.control.exists()
+
+
+async def test_one_that_listens_there_already_is_told_even_if_it_does_not_answer_any_more(tmp_path: Path) -> None:
+    """Stopped, with its queue full: to wait for it would be to wait for ever."""
+    held = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen(0)
+        for each in held:
+            each.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                each.connect(str(tmp_path / "control.sock"))
+        with pytest.raises(AlreadyRunning, match="another inferd listens"):
+            ControlThread(tmp_path, [], None, [])
+        for each in held:
+            each.close()
 
 
 async def until_record(made: Made, request_id: str) -> RequestRecord:
