@@ -64,19 +64,17 @@ class Tape:
             self._lines(file, snapshots)
 
     def _lines(self, file: IO[bytes], snapshots: list[Snapshot]) -> None:
-        events = [e for e in self._events if not isinstance(e, (EngineStatus, LoopLag, MemoryReport))]
-        steps = [e for e in events if isinstance(e, StepReport)]
-        records = [e for e in events if isinstance(e, RequestRecord)]
+        last_ns = snapshots[-1].at_ns  # what came after it is no part of the recording
+        seen = [
+            e for e in self._events if e.at_ns <= last_ns and not isinstance(e, (EngineStatus, LoopLag, MemoryReport))
+        ]
+        steps = [e for e in seen if isinstance(e, StepReport)]
+        records = [e for e in seen if isinstance(e, RequestRecord)]
         dropped = {id(e) for e in (*steps[:-_STEPS], *records[:-_RECORDS])}
         lines: list[RecordedSnapshot | Line] = [
             RecordedSnapshot(unix_seconds=s.unix_seconds, snapshot=s) for s in snapshots
         ]
-        last = snapshots[-1].at_ns
-        lines += [
-            Line(self.offset + event.at_ns / 1e9, event)
-            for event in events
-            if id(event) not in dropped and event.at_ns <= last
-        ]
+        lines += [Line(self.offset + event.at_ns / 1e9, event) for event in seen if id(event) not in dropped]
         for line in sorted(lines, key=lambda line: (line.unix_seconds, isinstance(line, Line))):
             file.write(msgspec.json.encode(line) + b"\n")
 
@@ -97,6 +95,7 @@ def trouble(directory: Path) -> None:
         with Load(served, clients=40, prompt="A long story that does not end " * 6, tokens=200):
             time.sleep(3)
             os.kill(served.engine_pid(), signal.SIGKILL)
+            wait_for(lambda: not served.ready(), 60, "the death is noticed")
             wait_for(served.ready, 60, "the engine is back")
             served.control("/inferd/v1/tuner", "POST", change)
             time.sleep(2)

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ class Terminal:
 
 def top(served: Served, *flags: str) -> list[str]:
     return [*INFERD, "top", "--socket", str(served.runtime / "control.sock"), *flags]
+
+
+def tuner(served: Served) -> dict[str, Any]:
+    """What the live tuner says of itself."""
+    status, body = served.control("/inferd/v1/tuner")
+    assert status == 200, body
+    answer: dict[str, Any] = json.loads(body)
+    return answer
+
+
+def tuner_is(served: Served, frozen: bool) -> bool:
+    return (tuner(served)["state"] == "frozen") == frozen
 
 
 @pytest.fixture(scope="module")
@@ -151,13 +164,20 @@ def test_a_terminal_through_load_trouble_and_death(served: Served) -> None:
             for key, said in (("2", "In use over time"), ("3", "■ active"), ("4", "Lanes by phase"), ("6", "Limits")):
                 terminal.keys(key)
                 terminal.shows(said)
+            for key, question, frozen in (("f", "Freeze", True), ("l", "Release", False), ("f", "Freeze", True)):
+                terminal.keys(key)
+                terminal.shows(f"{question} the tuner?", "POST /inferd/v1/tuner")
+                terminal.keys("y")
+                wait_for(partial(tuner_is, served, frozen), PATIENCE_S, question)
+            terminal.shows("done; the tuner is frozen")
             terminal.keys("s")
             terminal.shows("Set a limit")
             terminal.keys("max_num_seqs 2", "Enter")
             terminal.shows("Set max_num_seqs?")
             terminal.keys("y")
-            terminal.shows("done:", "max_num_seqs")
+            terminal.shows("done; the tuner is frozen; it leaves alone: max_num_seqs")
             assert served.snapshot("limits")["limits"]["max_num_seqs"] == 2
+            assert (tuner(served)["state"], tuner(served)["pinned"]) == ("frozen", ["max_num_seqs"])
             terminal.keys("1")
             terminal.shows("for capacity")
             terminal.keys("5")

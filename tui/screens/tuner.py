@@ -117,11 +117,19 @@ class Tuner(Page):
 
     def _post(self, body: dict[str, Any]) -> None:
         try:
-            self.desk.feed.post(_PATH, body)
+            answer = self.desk.feed.post(_PATH, body)
         except ClientError as error:
             self.app.call_from_thread(self.say, str(error), "critical")
         else:
-            self.app.call_from_thread(self.say, f"done: {_written(body)}")
+            self.app.call_from_thread(self.say, f"done; {_after(answer)}")
+
+
+def _after(answer: Any) -> str:
+    """What the tuner is up to now, as its answer says."""
+    status = answer.get("tuner") or {}
+    said = f"the tuner is {status.get('state', 'of an unknown state')}"
+    pinned = status.get("pinned")
+    return f"{said}; it leaves alone: {', '.join(pinned)}" if pinned else said
 
 
 def _written(body: dict[str, Any]) -> str:
