@@ -28,11 +28,11 @@ def commands() -> dict[tuple[str, ...], click.Command]:
 
 
 def rendered() -> str:
-    """All help texts at a fixed width."""
-    parts = []
+    """All help texts, as they are shown, at a fixed width."""
+    parts, settings = [], {**cli.inferd.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     for path, command in commands().items():
         name = " ".join(("inferd", *path))
-        context = click.Context(command, info_name=name, terminal_width=_WIDTH, max_content_width=_WIDTH)
+        context = click.Context(command, info_name=name, **settings)
         parts.append(f"$ {name} --help\n{command.get_help(context)}\n")
     return "\n".join(parts)
 
