@@ -1,5 +1,6 @@
-"""What holds for every test: few threads, a clean environment, and no GPU test where there is no GPU."""
+"""What holds for every test: few threads, small pages, a clean environment, and no GPU test where there is no GPU."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -8,6 +9,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+
+# Figures of memory are what was asked for, not what a kernel whose huge pages are always on makes of it. Inherited.
+_PR_SET_THP_DISABLE = 41
+ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 REPO = Path(__file__).resolve().parent.parent
 

@@ -49,6 +49,7 @@ class Range(Served):
                 "INFERD_API_KEY": "",
                 "INFERD_SERVED_MODEL_NAME": "tiny",
                 "INFERD_TUNER": "false",
+                "INFERD_THREADS": "2",  # each has a heap of its own: with many, address space means something else
             },
         )
 

@@ -44,7 +44,7 @@ class Terminal:
 
     def _tmux(self, *words: str) -> str:
         done = subprocess.run(
-            ["tmux", "-L", self._server, "-f", "/dev/null", *words], capture_output=True, text=True, timeout=30
+            ["tmux", "-u", "-L", self._server, "-f", "/dev/null", *words], capture_output=True, text=True, timeout=30
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
