@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -32,6 +32,7 @@ from telemetry.events import FirstToken
 log = logging.getLogger("inferd.api")
 
 _SETTLE_S = 10.0  # for the engine's last word on choices whose client has left
+SEND_S: Final = 120.0  # a stream that takes nothing for so long is left, whatever its connection says: it holds a row
 _SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -235,14 +236,22 @@ class Generation:
         self, response: web.StreamResponse, request: web.Request, data: bytes, ready: Ready, *, last: bool
     ) -> None:
         """One write for all that is there; the `last` one ends the answer. A slow reader holds up this coroutine and
-        nobody else: what is not taken from the stream is no credit for the engine."""
+        nobody else: what is not taken from the stream is no credit for the engine. Raises ConnectionResetError for one
+        that reads no more."""
         start_ns = time.monotonic_ns()
-        if self._response is None:
-            await response.prepare(request)
-            self._response = response
-        await response.write(data)
-        if last:
-            await response.write_eof()
+        try:
+            async with asyncio.timeout(SEND_S):
+                if self._response is None:
+                    await response.prepare(request)
+                    self._response = response
+                await response.write(data)
+                if last:
+                    await response.write_eof()
+        except TimeoutError:
+            self._log.warning("the client has read nothing for %.0f s: it is taken to have left", SEND_S)
+            if request.transport is not None:
+                request.transport.abort()  # what it was sent and did not take is never sent
+            raise ConnectionResetError from None
         end_ns = time.monotonic_ns()
         for _, choice in ready:
             choice.send_ns += end_ns - start_ns

@@ -102,6 +102,26 @@ async def test_a_slow_reader_stalls_its_own_stream_only() -> None:
     assert [r.output_tokens for r in api.records] == [5, len(long)]
 
 
+async def test_a_client_that_reads_no_more_gives_its_row_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few of them would take all rows, with an engine that has nothing to do."""
+    monkeypatch.setattr("daemon.api.generate.SEND_S", 0.3)
+    long = "x" * 1_000_000
+    script = saying(long, burst=256)
+    async with (
+        ScriptedPort(script, credit=2000, context=10**7, rows=1) as port,
+        serving(port, send_buffer_bytes=4096) as api,
+    ):
+        _, writer = await asyncio.open_connection(sock=await narrow(api), limit=1024)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        body = json.dumps(chat_body(stream=True, max_tokens=len(long))).encode()
+        writer.write(head(len(body)) + body)
+        await until(lambda: api.records)
+        await until(lambda: idle(api))
+        writer.close()
+    assert (api.records[0].reason, api.records[0].error) == ("abort", "client_disconnected")
+    assert api.records[0].output_tokens < len(long)
+
+
 async def narrow(api: Api) -> socket.socket:
     """A connection whose receive buffer is as small as the kernel allows."""
     made = socket.socket()
