@@ -178,7 +178,7 @@ class Served:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log[-4000:]}") from error
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = 90.0) -> int:
         """SIGTERM, then wait; SIGKILL after `timeout_s`. The exit status."""
         assert self.process is not None
         if self.process.poll() is None:

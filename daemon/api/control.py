@@ -16,6 +16,7 @@ from aiohttp import web
 
 from daemon.api.errors import ApiError, invalid
 from daemon.api.schema import parse_object
+from daemon.api.sending import taken
 from daemon.port import EnginePort
 from daemon.tuning import TunerOrder
 from engine.errors import ConfigError, EngineFault
@@ -152,9 +153,11 @@ class Control:
             while True:
                 try:
                     batch = await asyncio.wait_for(reader.batch(), _KEEPALIVE_S)
-                    await response.write(b"".join(feeds.to_sse(event) for event in batch))
+                    data = b"".join(feeds.to_sse(event) for event in batch)
                 except TimeoutError:
-                    await response.write(b": alive\n\n")
+                    data = b": alive\n\n"
+                async with taken(request):  # readers are few: one that is stopped must not keep others out
+                    await response.write(data)
 
     async def request(self, request: web.Request) -> web.Response:
         """The record of a finished choice, by its id or by X-Request-Id."""

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
@@ -25,6 +25,7 @@ from daemon.api.prompt import Prepared, prepare
 from daemon.api.record import Stopwatch, Trace, compose, log_ids
 from daemon.api.render import DONE, Renderer, Whole, usage_of
 from daemon.api.schema import Ask
+from daemon.api.sending import taken
 from engine.errors import InferdError
 from engine.request import FinishReason
 from telemetry.events import FirstToken
@@ -32,7 +33,6 @@ from telemetry.events import FirstToken
 log = logging.getLogger("inferd.api")
 
 _SETTLE_S = 10.0  # for the engine's last word on choices whose client has left
-SEND_S: Final = 120.0  # a stream that takes nothing for so long is left, whatever its connection says: it holds a row
 _SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -239,19 +239,13 @@ class Generation:
         nobody else: what is not taken from the stream is no credit for the engine. Raises ConnectionResetError for one
         that reads no more."""
         start_ns = time.monotonic_ns()
-        try:
-            async with asyncio.timeout(SEND_S):
-                if self._response is None:
-                    await response.prepare(request)
-                    self._response = response
-                await response.write(data)
-                if last:
-                    await response.write_eof()
-        except TimeoutError:
-            self._log.warning("the client has read nothing for %.0f s: it is taken to have left", SEND_S)
-            if request.transport is not None:
-                request.transport.abort()  # what it was sent and did not take is never sent
-            raise ConnectionResetError from None
+        async with taken(request):
+            if self._response is None:
+                await response.prepare(request)
+                self._response = response
+            await response.write(data)
+            if last:
+                await response.write_eof()
         end_ns = time.monotonic_ns()
         for _, choice in ready:
             choice.send_ns += end_ns - start_ns

@@ -104,7 +104,7 @@ async def test_a_slow_reader_stalls_its_own_stream_only() -> None:
 
 async def test_a_client_that_reads_no_more_gives_its_row_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few of them would take all rows, with an engine that has nothing to do."""
-    monkeypatch.setattr("daemon.api.generate.SEND_S", 0.3)
+    monkeypatch.setattr("daemon.api.sending.SEND_S", 0.3)
     long = "x" * 1_000_000
     script = saying(long, burst=256)
     async with (

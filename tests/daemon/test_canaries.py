@@ -21,7 +21,7 @@ from tests.fakes.tiny import prepare_tiny, write_tiny
 from tests.served import INFERD, ROOT, Served, wait_for
 
 PATIENCE_S = 90.0
-DEADLINE_S = 2.0
+DEADLINE_S = 4.0
 MARK = b"cnry"
 KEY = "cnrykeyq8v"
 CONTROL = ("snapshot", "snapshot?include=requests,kv", "config", "incidents", "decisions", "tuner")
