@@ -25,9 +25,10 @@ from engine.request import Request, SamplingParams
 log = logging.getLogger("inferd.drills")
 
 _SHORT_TOKENS = 16
+_ECHO_TOKENS = 8
 _LONG_TOKENS = 512
 _LONGS = 16
-_ECHO_RATIO = 8
+_ECHO_RATIO = 3
 _PATIENCE_S = 5.0
 _UNREAD_TOKENS = 256  # engine.config: output_credit
 _LEARNING_LOOKS = 600
@@ -238,13 +239,13 @@ class Drills:
                 self._task(self._unread(request, seconds))
 
     def _traffic(self, kind: str) -> list[Request]:
-        limits = self._port.view().limits
-        room = limits.context_limit if limits else _LONG_TOKENS
+        view = self._port.view()
+        room = view.limits.context_limit if view.limits else _LONG_TOKENS
         count = max(1, min(_LONG_TOKENS, room * 3 // 4))
         if kind == "unread":
             count = _SHORT_TOKENS
-        elif kind == "echo" and limits:  # many more rows of the vocabulary than a step that is full of others
-            count = min(count, _ECHO_RATIO * limits.max_num_seqs)
+        elif kind == "echo":  # many more rows of the vocabulary than others take, and no large step otherwise
+            count = min(count, max(_ECHO_TOKENS, _ECHO_RATIO * (view.running or 0)))
         requests = []
         for _ in range({"": 0, "flood": _LONGS, "unread": self._unread_clients()}.get(kind, 1)):
             self._count += 1
