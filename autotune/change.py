@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Protocol
 
-from autotune.costmodel import Demand, Forecast, StepCost, forecast
+from autotune.costmodel import Demand, Forecast, forecast
 from autotune.objective import Targets
 from autotune.space import Space
 from autotune.window import Window
 from engine.budget import Limits
+from engine.stepcost import StepCost
 
 GROWTH = 1.5  # the most by which one careful step makes a limit larger
 
@@ -41,10 +42,11 @@ class Known:
     memory_rows: int = 1
 
     def at(self, rows: float, chunk: float) -> Forecast | None:
-        """The steady state with so many rows and such chunks."""
+        """The steady state with so many rows and such chunks, which shrink with the prompt behind them."""
         if self.cost is None or self.demand is None:
             return None
-        return forecast(self.cost, self.demand, rows, chunk)
+        doubling = self.space.resolved.context_doubling
+        return forecast(self.cost, self.demand, rows, chunk * doubling / (doubling + self.demand.prompt_tokens / 2))
 
     def in_time(self, rows: int, chunk: int) -> bool:
         """Whether the target between tokens would be met, as far as is known: at the 95th percentile, so by the steps

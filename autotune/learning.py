@@ -6,14 +6,16 @@ Owns these estimates. It must not know limits or rules. Enter at `Learning.take`
 from collections import deque
 from dataclasses import asdict, replace
 
-from autotune.costmodel import CostFit, Demand
+from autotune.costmodel import Demand
 from autotune.memory import Learned
 from autotune.space import Space
 from autotune.window import Shape, Window
+from engine.stepcost import CostFit
 
 QUANTILE = 0.9  # of the lengths of answers: what a newcomer is charged
 _ROOM = 0.92  # of the watermark that admission may plan with: requests are not all of the mean
 _FORGET = 0.995  # a window
+_MEMORY = 2000.0  # samples of steps, of which a window has some dozens
 _STILL = 0.01  # of the memory limit: by less, what is measured does not move the lines
 
 
@@ -21,7 +23,7 @@ class Learning:
     """`learned` is what an earlier life left behind."""
 
     def __init__(self, learned: Learned | None = None) -> None:
-        self.fit = CostFit()
+        self.fit = CostFit(_MEMORY)
         self._shapes: deque[Shape] = deque(maxlen=512)
         self._footprint = learned.footprint if learned else 0.0  # blocks a running sequence holds, at the busiest
         self._fixed: deque[int] = deque(maxlen=12)  # bytes in use beside the active blocks, as measured
@@ -33,7 +35,7 @@ class Learning:
 
     def take(self, window: Window) -> None:
         for sample in window.samples:
-            self.fit.learn(sample.prefill_tokens, sample.rows, sample.context_tokens, sample.seconds)
+            self.fit.learn(sample.shape, sample.seconds * 1e9)
         self._shapes.extend(window.shapes)
         if window.running_peak >= 2 and window.kv_peak:
             self._footprint = max(self._footprint * _FORGET, window.kv_peak / window.running_peak)
@@ -80,7 +82,7 @@ class Learning:
         resolved = {name: value for name, value in asdict(space.resolved).items() if name != "reasons"}
         return Learned(
             cost=asdict(cost) if cost else {},
-            cost_error=self.fit.error,
+            cost_error=self.fit.error_ratio,
             prompt_tokens=demand.prompt_tokens if demand else 0.0,
             output_quantile=self.output_quantile(),
             footprint=self._footprint,

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.costmodel import StepCost
 from engine.budget import Resolved
+from engine.stepcost import StepCost
 
 FILE_NAME = "tuner.json"
 _MOST_ENTRIES = 16

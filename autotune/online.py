@@ -147,7 +147,7 @@ class Tuner:
             "watermark_blocks": self.space.watermark_blocks,
             "memory_rows": known.memory_rows,
             "step_cost": asdict(known.cost) if known.cost else None,
-            "step_cost_error": round(self._learning.fit.error, 4),
+            "step_cost_error": round(self._learning.fit.error_ratio, 4),
         }
 
     def learned(self) -> Learned:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from autotune.costmodel import StepCost
 from autotune.objective import Targets
 from autotune.space import Space
 from autotune.window import Cells, Gauge, Sample, Shape, Window
@@ -22,10 +21,14 @@ from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.stepcost import StepCost, StepShape
 
 _TOKEN = 1
 _STREAM_TOKENS = 1 << 14  # so that streams of prompts do not overlap
 _NS = 1_000_000_000
+# From the end of an answer to the request that follows it: what counts is that this misses the step that begins at the
+# same moment, whose free row goes to one who waits already.
+_TURNAROUND_S = 0.01
 
 
 class Steering(Protocol):
@@ -249,7 +252,8 @@ class Simulation:
     def _follow(self, job: Job) -> None:
         after = self._traffic.after(job, self._now_s)
         if after is not None:
-            heapq.heappush(self._later, (after.at_s, after.serial, after))
+            at_s = max(after.at_s, self._now_s + _TURNAROUND_S)
+            heapq.heappush(self._later, (at_s, after.serial, after))
 
     # -- steps
 
@@ -266,9 +270,8 @@ class Simulation:
                 self._now_s = max(next_s, self._now_s + 1e-3)
             return
         prefill = why.prefill_tokens + why.recompute_tokens
-        sample = Sample(
-            prefill, why.decode_rows, why.context_tokens, self._took(prefill, why.decode_rows, why.context_tokens)
-        )
+        shape = StepShape.of(plan)
+        sample = Sample(shape, self._took(shape))
         self._now_s += sample.seconds
         self._commit(plan)
         self._account(plan, 1, sample)
@@ -283,14 +286,14 @@ class Simulation:
 
     def _jump(self, plan: StepPlan, next_s: float) -> None:
         rows, context = plan.why.decode_rows, plan.why.context_tokens
-        step_s = self._took(0, rows, context + rows)
+        step_s = self._took(StepShape(0, rows, context + rows))
         most = int((next_s - self._now_s) / step_s) if step_s > 0 else 0
         steps, moved = self._scheduler.jump(most, self._ns())
         if not steps:
             return
         seconds = step_s * steps + self.cost.context_s * rows * steps * (steps - 1) / 2
         self._now_s += seconds
-        mean = Sample(0, moved, context + rows * (steps + 1) / 2, seconds / steps)
+        mean = Sample(StepShape(0, moved, context + rows * (steps + 1) / 2), seconds / steps)
         self._account(plan, steps, mean)
         self._gauge.figures["output_tokens"] += steps * moved
         self._gap(mean.seconds, steps * moved)
@@ -298,8 +301,8 @@ class Simulation:
         if self._now_s >= self._scored_from_s:
             self._outcome.output_tokens += steps * moved
 
-    def _took(self, prefill: float, rows: float, context: float) -> float:
-        return self.cost.seconds(prefill, rows, context) * max(0.2, self._rng.gauss(1.0, self._noise))
+    def _took(self, shape: StepShape) -> float:
+        return self.cost.seconds(shape) * max(0.2, self._rng.gauss(1.0, self._noise))
 
     def _commit(self, plan: StepPlan) -> None:
         tokens = tuple([(_TOKEN,) if piece.sample else () for piece in plan.slices])

@@ -9,9 +9,11 @@ from typing import Final
 
 from autotune.objective import Targets
 from autotune.window import Sample, Shape, Window
+from engine.stepcost import StepShape
 from telemetry.events import RequestRecord, StepReport
 from telemetry.snapshot import Snapshot
 
+_MOST_BETWEEN: Final = 2.0  # times a step: a longer pause is not the cost of steps (readers that do not read)
 PARTS: Final = ("latency", "queue", "totals", "requests", "kv", "memory", "steps")
 
 
@@ -53,7 +55,7 @@ def window_between(before: Snapshot, now: Snapshot, targets: Targets) -> Window:
         kv_mean=_mean([step.kv_active for step in steps], times),
         largest_blocks=_largest(steps, kv.block_size if kv and kv.block_size else 0),
         fixed_bytes=fixed,
-        samples=tuple(_sample(step) for step in steps),
+        samples=tuple(samples_of(steps)),
         shapes=tuple(Shape(r.prompt_tokens, r.cached_tokens, r.output_tokens) for r in records),
     )
 
@@ -63,10 +65,20 @@ def _busy_s(step: StepReport) -> float:
     return (step.plan_ns + step.launch_ns + step.collect_ns + step.commit_ns + step.publish_ns) / 1e9
 
 
-def _sample(step: StepReport) -> Sample:
-    times = max(1, step.merged)
-    prefill = (step.prefill_tokens + step.recompute_tokens) / times
-    return Sample(prefill, step.decode_rows / times, step.context_tokens / times, _busy_s(step) / times)
+def samples_of(steps: Sequence[StepReport]) -> list[Sample]:
+    """What each report says of the cost of a step. While the engine has work a step lasts until the next one begins:
+    what lies between them, such as taking messages in, has to be paid as well."""
+    found = []
+    for n, step in enumerate(steps):
+        after = steps[n + 1] if n + 1 < len(steps) else None
+        times, seconds = max(1, step.merged), _busy_s(step)
+        if after and after.step - max(1, after.merged) == step.step and step.running:
+            seconds = max(seconds, min((after.at_ns - step.at_ns) / 1e9, _MOST_BETWEEN * seconds))
+        numbers = struct.unpack(f"<{len(step.rows) // 4}i", step.rows)
+        pieces = zip(numbers[1::3], numbers[2::3], strict=True)
+        shape = StepShape.counted(step.decode_rows, step.context_tokens, pieces, times)
+        found.append(Sample(shape, seconds / times))
+    return found
 
 
 def _records(before: Snapshot, now: Snapshot) -> list[RequestRecord]:

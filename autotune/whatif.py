@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.costmodel import CostFit, StepCost
 from autotune.objective import Targets
 from autotune.simulate import Outcome, Simulation, Steering
+from autotune.watch import samples_of
 from autotune.window import Cells
 from autotune.workload import Job, Replay, Traffic
 from engine.budget import Limits, Resolved
+from engine.stepcost import CostFit, StepCost
 from telemetry.events import RequestRecord, StepReport
 
 ATTAINED = 0.95  # of the requests have to count for a number of replicas to be enough
@@ -34,11 +35,8 @@ class Calibration:
 def fitted(reports: Sequence[StepReport]) -> CostFit:
     """The cost of a step as these reports show it."""
     fit = CostFit()
-    for report in reports:
-        times = max(1, report.merged)
-        busy_ns = report.plan_ns + report.launch_ns + report.collect_ns + report.commit_ns + report.publish_ns
-        prefill = (report.prefill_tokens + report.recompute_tokens) / times
-        fit.learn(prefill, report.decode_rows / times, report.context_tokens / times, busy_ns / times / 1e9)
+    for sample in samples_of(reports):
+        fit.learn(sample.shape, sample.seconds * 1e9)
     return fit
 
 

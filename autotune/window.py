@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from autotune.objective import Targets, goodput
+from engine.stepcost import StepShape
 
 _COUNTS: Final = ("output_tokens", "prefill_tokens", "lost_tokens", "finished", "good", "shed")
 _MEANS: Final = ("running", "waiting", "capacity", "blocked", "budget", "kv")
@@ -20,9 +21,7 @@ _CELL: Final = math.log(1.02)  # percentiles are right to a hundredth
 class Sample:
     """A step, or the mean of several alike: what it computed, and how long it took."""
 
-    prefill_tokens: float
-    rows: float
-    context_tokens: float
+    shape: StepShape
     seconds: float
 
 
@@ -79,16 +78,23 @@ class Window:
 class Cells:
     """A distribution in logarithmic cells; observations may carry a weight."""
 
-    __slots__ = ("cells", "count")
+    __slots__ = ("cells", "count", "total")
 
     def __init__(self) -> None:
         self.cells: dict[int, int] = {}
         self.count = 0
+        self.total = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
         cell = math.floor(math.log(max(value, 1e-9)) / _CELL)
         self.cells[cell] = self.cells.get(cell, 0) + times
         self.count += times
+        self.total += value * times
+
+    @property
+    def mean(self) -> float:
+        """0 of nothing."""
+        return self.total / self.count if self.count else 0.0
 
     def percentile(self, percent: float) -> float | None:
         """Nearest rank; None of nothing."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from autotune.costmodel import StepCost
 from autotune.memory import Memory
 from autotune.whatif import Calibration, fitted
 from engine.budget import Limits, Resolved
 from engine.errors import ConfigError
+from engine.stepcost import StepCost
 from telemetry.client import Client, ClientError, find
 
 _TUNER = "/inferd/v1/tuner"
@@ -44,7 +44,7 @@ def _live(client: Client, memory: Memory) -> Calibration:
     cost, error = _tuners(client)
     if cost is None:  # there is no tuner, or it has seen too little: by the last steps
         fit = fitted(snapshot.steps or [])
-        cost, error = fit.cost(), fit.error
+        cost, error = fit.cost(), fit.error_ratio
     if cost is None or not cost.prefill_s:
         names = [name for name in memory.names() if name.startswith(f"{snapshot.model}|")]
         if not names:

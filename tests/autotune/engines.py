@@ -1,8 +1,8 @@
 """An engine and a machine for the simulator: about a small model on two cores, with memory that binds."""
 
-from autotune.costmodel import StepCost
 from autotune.space import Space
 from engine.budget import Limits, Resolved
+from engine.stepcost import StepCost
 from tests.fakes.scheduling import ceilings, widest
 
 MIB = 1 << 20

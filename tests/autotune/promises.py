@@ -4,13 +4,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from autotune.costmodel import StepCost
 from autotune.objective import Targets
 from autotune.online import Pace, Tuner
 from autotune.simulate import Outcome, Simulation
 from autotune.space import KNOBS, Space
 from autotune.workload import synthetic
 from engine.budget import Limits, Resolved
+from engine.stepcost import StepCost
 from telemetry.events import Decision
 from tests.autotune.engines import COST, SLOW, begins, engine
 

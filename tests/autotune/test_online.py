@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from autotune.change import Change, Known
-from autotune.costmodel import StepCost
 from autotune.memory import Memory
 from autotune.objective import Targets
 from autotune.online import RULES, Pace, Tuner
@@ -19,6 +18,7 @@ from autotune.space import Space
 from autotune.window import Window
 from autotune.workload import synthetic
 from engine.budget import Limits
+from engine.stepcost import StepCost
 from telemetry.events import Decision
 from tests.autotune import promises
 from tests.autotune.engines import COST, SLOW, begins, engine

@@ -2,6 +2,7 @@
 themselves, and what is asked of it is answered."""
 
 import itertools
+import struct
 
 import pytest
 
@@ -11,6 +12,7 @@ from autotune.whatif import Calibration, against, ask, fitted, replicas
 from autotune.workload import Job, Replay, Synthetic, synthetic
 from engine.budget import Limits, Resolved
 from engine.plan import StepPlan
+from engine.stepcost import StepShape
 from telemetry.events import StepReport
 from tests.autotune.engines import COST, begins, engine
 from tests.autotune.records import record
@@ -156,7 +158,7 @@ def test_reports_of_steps_calibrate_merged_ones_too() -> None:
     reports = []
     for n in range(1, 60):
         prefill, rows = (64 if n % 3 == 0 else 0), 1 + n % 16
-        seconds = COST.seconds(prefill, rows, rows * 200)
+        seconds = COST.seconds(StepShape(prefill, rows, rows * 200, prefill * prefill // 2))
         reports.append(
             StepReport(
                 at_ns=n,
@@ -166,12 +168,14 @@ def test_reports_of_steps_calibrate_merged_ones_too() -> None:
                 collect_ns=int(2 * seconds * 1e9) - 1000,
                 prefill_tokens=2 * prefill,
                 decode_rows=2 * rows,
-                context_tokens=2 * rows * 200,
+                context_tokens=2 * (rows * 200 + prefill),
+                rows=struct.pack("<6i", 0, 0, prefill, 0, 0, prefill),
             )
         )
     found = fitted(reports).cost()
     assert found is not None
-    assert found.seconds(64, 8, 1600) == pytest.approx(COST.seconds(64, 8, 1600), rel=0.03)
+    shape = StepShape(64, 8, 1600, 64 * 64 // 2)
+    assert found.seconds(shape) == pytest.approx(COST.seconds(shape), rel=0.03)
 
 
 def test_an_idle_hour_costs_nothing() -> None:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from engine.plan import PlanWhy, SeqSlice, StepPlan
-from engine.stepcost import NAMES, Ceilings, Shape, StepCost, StepMeter
+from engine.stepcost import NAMES, Ceilings, CostFit, StepMeter, StepShape
 
 TRUE = {
     "fixed_ns": 5e6,
@@ -14,42 +14,57 @@ TRUE = {
     "decode_row_ns": 1e5,
     "context_token_ns": 20.0,
     "prefill_pair_ns": 3.0,
+    "row_squared_ns": 2e3,
 }
 
 
-def true_ns(shape: Shape) -> float:
-    counts = (1, shape.prefill_tokens, shape.decode_rows, shape.context_tokens, shape.prefill_pairs)
+def true_ns(shape: StepShape) -> float:
+    counts = (
+        1,
+        shape.prefill_tokens,
+        shape.decode_rows,
+        shape.context_tokens,
+        shape.prefill_pairs,
+        shape.decode_rows**2,
+    )
     return sum(TRUE[name] * count for name, count in zip(NAMES, counts, strict=True))
 
 
-def traffic(seed: int, steps: int) -> list[Shape]:
+def traffic(seed: int, steps: int) -> list[StepShape]:
     chance = random.Random(seed)
     shapes = []
     for _ in range(steps):
         rows, prefill = chance.randrange(1, 40), chance.choice((0, 0, 0, chance.randrange(2, 500)))
-        shapes.append(Shape(prefill, rows, rows * chance.randrange(10, 4000), prefill * chance.randrange(1, 2000)))
+        shapes.append(StepShape(prefill, rows, rows * chance.randrange(10, 4000), prefill * chance.randrange(1, 2000)))
     return shapes
 
 
-def learned(shapes: list[Shape], noise: float = 0.05, outliers: float = 0.01) -> StepCost:
-    cost, chance = StepCost(), random.Random(7)
+def learned(shapes: list[StepShape], noise: float = 0.05, outliers: float = 0.01) -> CostFit:
+    cost, chance = CostFit(), random.Random(7)
     for shape in shapes:
         slow = 20 if chance.random() < outliers else 1
         cost.learn(shape, int(true_ns(shape) * chance.lognormvariate(0, noise) * slow))
     return cost
 
 
-def test_it_finds_the_costs_through_noise_and_outliers() -> None:
-    cost = learned(traffic(1, 2000))
+def test_it_finds_the_costs_through_noise() -> None:
+    cost = learned(traffic(1, 2000), outliers=0)
     for name, value in cost.costs().items():
-        assert value == pytest.approx(TRUE[name], rel=0.2), name
+        assert value == pytest.approx(TRUE[name], rel=0.3), name
+    assert 0.02 < cost.error_ratio < 0.1
+
+
+def test_outliers_hardly_move_what_it_expects() -> None:
+    cost = learned(traffic(1, 2000))
+    for shape in traffic(9, 200):
+        assert cost.expect_ns(shape) == pytest.approx(true_ns(shape), rel=0.12), shape
     assert 0.02 < cost.error_ratio < 0.3
 
 
 def test_long_monotony_forgets_nothing_and_blows_nothing_up() -> None:
-    same = Shape(0, 8, 8000, 0)
+    same = StepShape(0, 8, 8000, 0)
     cost = learned([*traffic(2, 2000), *[same] * 20_000])
-    mixed = Shape(300, 8, 8000, 45_000)
+    mixed = StepShape(300, 8, 8000, 45_000)
     assert cost.expect_ns(mixed) == pytest.approx(true_ns(mixed), rel=0.15)
     assert cost.error_ratio < 0.15
 
@@ -74,9 +89,9 @@ def mixed(rows: int, context: int, chunk: int, start: int = 0) -> StepPlan:
 
 
 def test_the_shape_of_a_plan() -> None:
-    assert Shape.of(decode(3, 100)) == Shape(0, 3, 300, 0)
-    assert Shape.of(mixed(3, 100, 10, start=20)) == Shape(10, 3, 300, 10 * 50 // 2)
-    assert Shape.of(mixed(3, 100, 10, start=20)).decode_only == Shape(0, 3, 300, 0)
+    assert StepShape.of(decode(3, 100)) == StepShape(0, 3, 300, 0)
+    assert StepShape.of(mixed(3, 100, 10, start=20)) == StepShape(10, 3, 300, 10 * 50 // 2)
+    assert StepShape.of(mixed(3, 100, 10, start=20)).decode_only == StepShape(0, 3, 300, 0)
 
 
 def test_stall_is_what_mixed_steps_take_beyond_decode_only_ones() -> None:
@@ -86,11 +101,11 @@ def test_stall_is_what_mixed_steps_take_beyond_decode_only_ones() -> None:
     chance = random.Random(3)
     for _ in range(200):
         for plan in (decode(chance.randrange(1, 9), chance.randrange(50, 500)), mixed(4, 100, chance.randrange(2, 80))):
-            meter.step(plan, int(true_ns(Shape.of(plan))), 0)
+            meter.step(plan, int(true_ns(StepShape.of(plan))), 0)
     before = meter.stall_ns
     plan = mixed(4, 100, 60)
-    meter.step(plan, int(true_ns(Shape.of(plan))), 0)
-    whole, alone = true_ns(Shape.of(plan)), true_ns(Shape.of(plan).decode_only)
+    meter.step(plan, int(true_ns(StepShape.of(plan))), 0)
+    whole, alone = true_ns(StepShape.of(plan)), true_ns(StepShape.of(plan).decode_only)
     assert meter.stall_ns - before == pytest.approx(whole - alone, rel=0.1)
     before = meter.stall_ns
     meter.step(StepPlan(1, (SeqSlice(0, 0, 50),), why=PlanWhy(prefill_rows=1, context_tokens=50)), 10**9, 0)
@@ -107,10 +122,10 @@ def test_stall_is_what_mixed_steps_take_beyond_decode_only_ones() -> None:
 )
 def test_what_bound_a_step(weights_bytes: int, plan: StepPlan, host_ns: int, bound: str) -> None:
     meter = StepMeter(Ceilings(bytes_per_ns=100.0, weights_bytes=weights_bytes, context_token_bytes=100))
-    assert meter.step(plan, int(true_ns(Shape.of(plan))), 900_000) == "", "nothing is known yet"
+    assert meter.step(plan, int(true_ns(StepShape.of(plan))), 900_000) == "", "nothing is known yet"
     for shape in traffic(6, 1500):
         meter.cost.learn(shape, int(true_ns(shape)))
-    step_ns = int(true_ns(Shape.of(plan)))
+    step_ns = int(true_ns(StepShape.of(plan)))
     assert meter.step(plan, step_ns, max(1, step_ns - host_ns)) == bound
 
 
@@ -124,16 +139,16 @@ def test_no_sequence_of_steps_breaks_the_fit() -> None:
     """Shapes that appear late, times that fall to nothing, a fit that expects nothing at all."""
     for seed in range(200):
         random_ = random.Random(seed)
-        cost = StepCost()
+        cost = CostFit()
         for _ in range(300):
-            shape = Shape(*(random_.choice((0, 0, random_.randrange(5000))) for _ in range(4)))
+            shape = StepShape(*(random_.choice((0, 0, random_.randrange(5000))) for _ in range(4)))
             cost.learn(shape, int(10 ** random_.uniform(0, random_.choice((1, 6, 11)))))
         assert all(math.isfinite(value) for value in cost.costs().values())
-        assert math.isfinite(cost.expect_ns(Shape(64, 8, 4000, 900)))
-    cheap = StepCost()
+        assert math.isfinite(cost.expect_ns(StepShape(64, 8, 4000, 900)))
+    cheap = CostFit()
     for _ in range(40):
-        cheap.learn(Shape(0, 1, 10, 0), 1_000_000)
+        cheap.learn(StepShape(0, 1, 10, 0), 1_000_000)
     cheap._costs = [-1.0] * len(cheap._costs)  # negative by a fit that prefill had pushed
     cheap.error_ratio = 0.0
-    cheap.learn(Shape(0, 16, 10, 0), 1_000_000)
-    assert cheap.expect_ns(Shape(0, 16, 10, 0)) > 0
+    cheap.learn(StepShape(0, 16, 10, 0), 1_000_000)
+    assert cheap.expect_ns(StepShape(0, 16, 10, 0)) > 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from autotune.simulate import Simulation
+from autotune.simulate import Outcome, Simulation
 from autotune.whatif import Calibration
 from autotune.workload import Job, Mix, Synthetic, Traffic, synthetic
 from daemon.lab.calibrate import calibration
@@ -41,17 +41,33 @@ class Load:
 
 @dataclass
 class Ran:
-    """One stretch of load. Stamps are seconds since its begin; `served`: what each job number really came to."""
+    """One stretch of load. Stamps are seconds since its begin; `served`: what each job number came to; `steps` and
+    `computed` (prompt tokens): of the engine, in all of it."""
 
     seconds: float
     samples: list[tuple[float, Sample]] = field(default_factory=list)
     served: dict[int, Sample] = field(default_factory=dict)
     in_use: list[tuple[float, float]] = field(default_factory=list)  # share of the memory limit
+    steps: int = 0
+    computed: int = 0
 
     def tokens_per_s(self, from_s: float) -> float:
         """Of requests that ended after `from_s`, whole."""
         good = sum(s.output_tokens for at_s, s in self.samples if at_s >= from_s and not s.error)
         return good / (self.seconds - from_s)
+
+    def figures(self, from_s: float) -> dict[str, float]:
+        """What can be said of a simulation as well: rates per second, times in seconds."""
+        done = [s for at_s, s in self.samples if at_s >= from_s and not s.error]
+        first = sorted(s.chunks_s[0] - s.due_s for s in done)
+        return {
+            "goodput": self.tokens_per_s(from_s),
+            "finished": len(done),
+            "ttft_p50": first[len(first) // 2] if first else 0.0,
+            "latency_mean": fmean(s.ended_s - s.due_s for s in done) if done else 0.0,
+            "steps": self.steps,
+            "prompt_tokens_computed": self.computed,
+        }
 
     def above(self, share: float) -> float:
         """The share of the time in which more was in use."""
@@ -59,7 +75,7 @@ class Ran:
 
 
 async def _drive(served: Served, load: Load, seconds: float) -> Ran:
-    ran = Ran(seconds)
+    ran, begun = Ran(seconds), _progress(served)
     async with connect(served.url) as client:
         workload = Workload(load.mix, load.seed, await client.prepare())
         began_s = time.perf_counter()
@@ -83,29 +99,44 @@ async def _drive(served: Served, load: Load, seconds: float) -> Ran:
         asyncio.get_running_loop().call_later(seconds, drive.stop)
         await drive.send(load.traffic(client.longest - _TEMPLATE_TOKENS))
         watching.cancel()
+    ran.steps, ran.computed = (now - then for now, then in zip(_progress(served), begun, strict=True))
     failed = [s.error for _, s in ran.samples if s.error]
-    if failed or not ran.samples:
+    if failed:
         raise RuntimeError(f"of {len(ran.samples)} requests {len(failed)} failed: {sorted(set(failed))}")
     return ran
 
 
+def _progress(served: Served) -> tuple[int, int]:
+    """Steps and prompt tokens that the engine has computed so far."""
+    seen = served.snapshot("steps,totals")
+    return max((s["step"] for s in seen["steps"] or ()), default=0), (seen["totals"]["step_tokens"] or {}).get(
+        "prefill", 0
+    )
+
+
 def drive(served: Served, load: Load, seconds: float) -> Ran:
-    """Raises RuntimeError if a request failed or none ended."""
+    """Raises RuntimeError if a request failed."""
     return asyncio.run(_drive(served, load, seconds))
 
 
 def like(load: Load, longest: int, served: dict[int, Sample]) -> Traffic:
-    """The same jobs with the lengths that they had live: a chat template is added, and a model stops when it will."""
+    """The same jobs with the lengths that they had live: a chat template is added, and a model stops when it will. What
+    the template and the opening of each have in common is found in the prefix cache: the least hit there was."""
     jobs = load.traffic(longest)
     known = list(served.values())
+    if not known:
+        raise RuntimeError("no request ended in time: there is nothing to compare with")
     more = fmean(s.prompt_tokens - s.prompt_tokens_aimed for s in known)
     outputs = [s.output_tokens for s in known]
+    opening = min((s.cached_tokens for s in known if s.cached_tokens), default=0)
 
     def lived(job: Job) -> Job:
         sample = served.get(job.serial)
         output = sample.output_tokens if sample else outputs[job.serial % len(outputs)]
         prompt = sample.prompt_tokens if sample else job.prompt_tokens + round(more)
-        return replace(job, prompt_tokens=prompt, output_tokens=max(1, min(output, longest - prompt)))
+        begins = min(job.system_tokens + opening, prompt)
+        output = max(1, min(output, longest - prompt))
+        return replace(job, prompt_tokens=prompt, output_tokens=output, system_tokens=begins)
 
     return _Mapped(jobs, lived)
 
@@ -128,9 +159,21 @@ def calibrated(served: Served) -> Calibration:
     return calibration(str(served.runtime / "control.sock"), "", "", served.state)
 
 
-def simulated(known: Calibration, limits: Limits, traffic: Traffic, seconds: float, from_s: float) -> float:
-    """Goodput in tokens per second after `from_s`."""
-    return Simulation(known.resolved, limits, known.cost, traffic, scored_from_s=from_s).run(seconds).goodput
+def simulated(known: Calibration, limits: Limits, traffic: Traffic, seconds: float, from_s: float) -> Outcome:
+    """Its figures are of the time after `from_s`."""
+    return Simulation(known.resolved, limits, known.cost, traffic, scored_from_s=from_s).run(seconds)
+
+
+def figures_of(outcome: Outcome) -> dict[str, float]:
+    """As `Ran.figures`."""
+    return {
+        "goodput": outcome.goodput,
+        "finished": outcome.finished,
+        "ttft_p50": outcome.ttft.percentile(50) or 0.0,
+        "latency_mean": outcome.latency.mean,
+        "steps": outcome.steps,
+        "prompt_tokens_computed": sum(window.prefill_tokens for _, _, window in outcome.periods),
+    }
 
 
 def steer(served: Served, **order: object) -> None:

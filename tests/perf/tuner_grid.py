@@ -89,7 +89,7 @@ def measured(load: Load, quick: bool) -> Findings:
         ranked = []
         for limits in grid(known, begun)[:: 8 if quick else 1]:
             again = like(load, known.resolved.max_model_len, seen.served) if ranked else traffic
-            ranked.append((simulated(known, limits, again, sim_s, sim_s / 3), limits))
+            ranked.append((simulated(known, limits, again, sim_s, sim_s / 3).goodput, limits))
         ranked.sort(key=lambda pair: -pair[0])
         for limits in chosen(ranked)[: 2 if quick else 5]:
             _set(served, limits)
