@@ -75,7 +75,7 @@ def samples_of(steps: Sequence[StepReport]) -> list[Sample]:
         if after and after.step - max(1, after.merged) == step.step and step.running:
             seconds = max(seconds, min((after.at_ns - step.at_ns) / 1e9, _MOST_BETWEEN * seconds))
         numbers = struct.unpack(f"<{len(step.rows) // 4}i", step.rows)
-        pieces = zip(numbers[1::3], numbers[2::3], strict=True)
+        pieces = zip(numbers[1::3], numbers[2::3], strict=True) if step.prefill_rows else ()
         shape = StepShape.counted(step.decode_rows, step.context_tokens, pieces, times)
         found.append(Sample(shape, seconds / times))
     return found

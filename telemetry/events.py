@@ -219,7 +219,9 @@ class EngineStatus(Event, frozen=True, kw_only=True):
     kv_cached: int = 0
     kv_free: int = 0
     telemetry_dropped: int = 0
-    step_cost: dict[str, float] = {}  # the fit: ns of any step, and per token, row, position, pair; and error_ratio
+    step_cost: dict[
+        str, float
+    ] = {}  # the fit: ns of any step, per token, row, position, pair, row squared; and error_ratio
     block_ages_ms: dict[str, bytes] = {}  # sampled since the last beat: BLOCK_AGES → uint32 little-endian
 
 

@@ -11,7 +11,14 @@ from typing import Final
 
 from telemetry.events import STEP_PHASES, StepReport
 
-_FEATURES: Final = ("fixed_ns", "prefill_token_ns", "decode_row_ns", "context_token_ns", "prefill_pair_ns")
+_FEATURES: Final = (
+    "fixed_ns",
+    "prefill_token_ns",
+    "decode_row_ns",
+    "context_token_ns",
+    "prefill_pair_ns",
+    "row_squared_ns",  # which older daemons do not know
+)
 _PUBLISHED: Final = "publish"  # the fit is of a step up to its commit
 _TRUSTED: Final = 0.5  # error of the fit from which on it is no measure of any step
 
@@ -19,7 +26,7 @@ _TRUSTED: Final = 0.5  # error of the fit from which on it is no measure of any 
 @dataclass(frozen=True, slots=True)
 class Model:
     """The fit as a snapshot has it: ns of any step, per prompt token, decoding row, position that decoding rows attend
-    to, and pair of positions of prefill; and its mean error, as a share of what steps took."""
+    to, pair of positions of prefill, and decoding row squared; and its mean error, as a share of what steps took."""
 
     costs: tuple[float, ...]
     error_ratio: float
@@ -27,9 +34,9 @@ class Model:
     @classmethod
     def of(cls, step_cost: Mapping[str, float] | None) -> "Model | None":
         """None while the daemon has no fit, or one of another version."""
-        if not step_cost or any(name not in step_cost for name in _FEATURES):
+        if not step_cost or any(name not in step_cost for name in _FEATURES[:-1]):
             return None
-        return cls(tuple(step_cost[name] for name in _FEATURES), step_cost.get("error_ratio", 0.0))
+        return cls(tuple(step_cost.get(name, 0.0) for name in _FEATURES), step_cost.get("error_ratio", 0.0))
 
     @property
     def trusted(self) -> bool:
@@ -57,11 +64,12 @@ def taken_ns(report: StepReport) -> float:
     return spent / max(1, report.merged)
 
 
-def _features(report: StepReport) -> tuple[int, ...]:
+def _features(report: StepReport) -> tuple[float, ...]:
     """Summed over the steps of the report. A grant of more than one position is a prompt's, if there are prompts."""
     steps = max(1, report.merged)
+    squared = report.decode_rows * report.decode_rows / steps  # as if each step had as many
     if not report.prefill_rows:
-        return steps, 0, report.decode_rows, report.context_tokens, 0
+        return steps, 0, report.decode_rows, report.context_tokens, 0, squared
     tokens = ends = pairs = 0
     for _, start, count in struct.iter_unpack("<iii", report.rows[: len(report.rows) // 12 * 12]):
         if count > 1:
@@ -69,4 +77,4 @@ def _features(report: StepReport) -> tuple[int, ...]:
             tokens += count
             ends += end
             pairs += count * (start + end) // 2
-    return steps, tokens, report.decode_rows, report.context_tokens - ends, pairs
+    return steps, tokens, report.decode_rows, report.context_tokens - ends, pairs, squared

@@ -167,6 +167,7 @@ def test_reports_of_steps_calibrate_merged_ones_too() -> None:
                 plan_ns=1000,
                 collect_ns=int(2 * seconds * 1e9) - 1000,
                 prefill_tokens=2 * prefill,
+                prefill_rows=2 if prefill else 0,
                 decode_rows=2 * rows,
                 context_tokens=2 * (rows * 200 + prefill),
                 rows=struct.pack("<6i", 0, 0, prefill, 0, 0, prefill),

@@ -1,6 +1,6 @@
 """`inferd` on a device of known speed: the real daemon, wire, engine process and scheduler around a runner that
-computes nothing and takes the time that a cost model says. What it does live can be compared with the simulator on a machine
-that is busy with other things, since a step that sleeps needs no processor.
+computes nothing and takes the time that a cost model says. What it does live can be compared with the simulator on a
+machine that is busy with other things, since a step that sleeps needs no processor.
 
 Run as a module it is `inferd`; with `--engine` first it is the engine process that this one starts.
 """

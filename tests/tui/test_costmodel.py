@@ -5,7 +5,7 @@ import pytest
 
 from engine.plan import PlanWhy, SeqSlice, StepPlan, StepResult
 from engine.report import StateFacts, StepTimes, merged, step_report
-from engine.stepcost import NAMES, Shape, StepCost
+from engine.stepcost import NAMES, CostFit, StepShape
 from telemetry.events import StepReport
 from telemetry.parts import TimeBreakdown
 from telemetry.snapshot import Snapshot
@@ -15,17 +15,18 @@ from tui.screens.steps import lanes, outliers, table
 from tui.text import plain
 from tui.view import Frame, View
 
-COSTS = dict(zip(NAMES, (2e6, 3e4, 1e5, 40.0, 5.0), strict=True))
+COSTS = dict(zip(NAMES, (2e6, 3e4, 1e5, 40.0, 5.0, 900.0), strict=True))
 MODEL = Model.of({**COSTS, "error_ratio": 0.1})
 IDLE = StateFacts(running=1, waiting=0, preempted=0, kv_active=1, kv_cached=0, kv_free=1, kv_tail_slots=0,
                   kv_stranded_blocks=0)  # fmt: skip
 
 
-class Fitted(StepCost):
+class Fitted(CostFit):
     """A fit that has come to COSTS."""
 
-    def expect_ns(self, shape: Shape) -> float:
-        counts = (1, shape.prefill_tokens, shape.decode_rows, shape.context_tokens, shape.prefill_pairs)
+    def expect_ns(self, shape: StepShape) -> float:
+        rows = shape.decode_rows
+        counts = (1, shape.prefill_tokens, rows, shape.context_tokens, shape.prefill_pairs, rows * rows)
         return sum(cost * count for cost, count in zip(COSTS.values(), counts, strict=True))
 
 
@@ -53,7 +54,7 @@ PLANS = (plan(1, decoding=4), plan(2, decoding=3, chunk=64), plan(3, decoding=0,
 @pytest.mark.parametrize("of", PLANS)
 def test_it_expects_what_the_engine_expects(of: StepPlan) -> None:
     assert MODEL is not None
-    expected = Fitted().expect_ns(Shape.of(of))
+    expected = Fitted().expect_ns(StepShape.of(of))
     seen = report(of, took_ns=int(2 * expected))
     assert MODEL.expected_ns(seen) == pytest.approx(expected)
     assert MODEL.times(seen) == pytest.approx(2.0)
@@ -64,7 +65,7 @@ def test_of_merged_reports_it_expects_the_mean() -> None:
     assert MODEL is not None
     first, then = (report(of, took_ns=1000) for of in PLANS[1:])
     both = merged(first, then)
-    assert MODEL.expected_ns(both) == pytest.approx((MODEL.expected_ns(first) + MODEL.expected_ns(then)) / 2)
+    assert MODEL.expected_ns(both) == pytest.approx((MODEL.expected_ns(first) + MODEL.expected_ns(then)) / 2, rel=1e-3)
 
 
 def test_without_a_fit_or_with_anothers_there_is_no_model() -> None:
