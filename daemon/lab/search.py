@@ -5,6 +5,7 @@ knobs are knobs.py's. Enter at `searched`. Everything that was found lies in the
 process, the same command goes on: a trial that was cut off is tried again.
 """
 
+import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,8 +66,13 @@ class Search:
 
 
 def searched(asked: Search) -> tuple[Report, dict[str, Any]]:
-    """The report and the settings of the profile. Raises ConfigError (no Optuna, a journal of another search),
-    SideFailed if not even the defaults can be served."""
+    """The report and the settings of the profile. Raises ConfigError (no Optuna, a journal of or in use by another
+    search), SideFailed if not even the defaults can be served."""
+    with _alone(asked.store):
+        return _searched(asked)
+
+
+def _searched(asked: Search) -> tuple[Report, dict[str, Any]]:
     started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     study = _opened(asked)
     objective = OBJECTIVES[asked.objective]
@@ -104,6 +110,21 @@ def searched(asked: Search) -> tuple[Report, dict[str, Any]]:
     )
 
 
+@contextmanager
+def _alone(store: Path) -> Iterator[None]:
+    """Hold the journal for this process: two searches at once would take each other's trials for ones cut off."""
+    try:
+        journal = store.open("ab")
+    except OSError as error:
+        raise ConfigError(f"{store} cannot be written: {error.strerror}", "give another --store") from None
+    with journal:
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another search is using {store}", "wait for its end, or give another --store") from None
+        yield
+
+
 def _opened(asked: Search) -> "Study":
     try:
         import optuna
@@ -111,7 +132,7 @@ def _opened(asked: Search) -> "Study":
     except ImportError:
         raise ConfigError("the search needs Optuna, which is not installed", "pip install 'inferd[bench]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    fresh = not asked.store.exists()
+    fresh = not asked.store.stat().st_size
     try:
         study = optuna.create_study(
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(asked.store))),

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.workload import MIXES
 from tests.perf.harness import Findings
 from tests.perf.live_load import Load, calibrated, drive, figures_of, like, limits_of, simulated, steer
-from tests.perf.served import serving
+from tests.perf.served import Served, serving
 
 TITLE = "Simulated against live goodput"
 PROMISE = "off by at most 20 % at settings and loads that it was not calibrated by"
@@ -24,31 +24,35 @@ CASES = (
 
 
 def run(quick: bool) -> Findings:
+    with serving() as served:
+        return compared(served, quick)
+
+
+def compared(served: Served, quick: bool) -> Findings:
     """Each case live, then simulated by what the tuner had learned before it. The tuner, frozen, changes nothing."""
     calibrating_s, seconds, cases = (20.0, 30.0, CASES[:1]) if quick else (30.0, 75.0, CASES)
     runs: list[dict[str, Any]] = []
-    with serving() as served:
-        steer(served, freeze=True)
-        for rows in CALIBRATION_ROWS:
-            steer(served, set={"max_num_seqs": rows}, why="a calibration")
-            drive(served, CALIBRATION, calibrating_s)
-        for name, load, rows in cases:
-            known = calibrated(served)
-            steer(served, set={"max_num_seqs": rows}, why="a measurement")
-            ran = drive(served, load, seconds)
-            warm_s = seconds / 4
-            traffic = like(load, known.resolved.max_model_len, ran.served)
-            forecast = figures_of(simulated(known, limits_of(served), traffic, seconds, warm_s))
-            live = ran.figures(warm_s)
-            error = abs(forecast["goodput"] - live["goodput"]) / live["goodput"]
-            cost = {"step_cost": asdict(known.cost), "step_cost_error": known.error}
-            runs.append({"case": name, "live": live, "simulated": forecast, "error": error, **cost})
-            _table(runs[-1])
+    steer(served, freeze=True)
+    for rows in CALIBRATION_ROWS:
+        steer(served, set={"max_num_seqs": rows}, why="a calibration")
+        drive(served, CALIBRATION, calibrating_s)
+    for name, load, rows in cases:
+        known = calibrated(served)
+        steer(served, set={"max_num_seqs": rows}, why="a measurement")
+        ran = drive(served, load, seconds)
+        warm_s = seconds / 4
+        traffic = like(load, known.resolved.max_model_len, ran.served)
+        forecast = figures_of(simulated(known, limits_of(served), traffic, seconds, warm_s))
+        live = ran.figures(warm_s)
+        error = abs(forecast["goodput"] - live["goodput"]) / live["goodput"] if live["goodput"] else 1.0
+        cost = {"step_cost": asdict(known.cost), "step_cost_error": known.error}
+        runs.append({"case": name, "live": live, "simulated": forecast, "error": error, **cost})
+        _table(runs[-1])
     worst = max(r["error"] for r in runs)
     return Findings(
         runs=runs,
         summary={
-            **{f"{r['case']}: live / simulated": _pair(r, "goodput") for r in runs},
+            **{f"{r['case']}: live / simulated": f"{_pair(r, 'goodput')}, off by {r['error']:.0%}" for r in runs},
             "worst error": f"{worst:.1%}",
             "a step is predicted to": f"{runs[-1]['step_cost_error']:.1%}",
         },

@@ -73,6 +73,18 @@ def test_a_budget_that_is_no_time_is_refused(span: str) -> None:
     assert "is not a time such as" in done.output
 
 
+def test_two_searches_on_one_journal_do_not_run_at_once(tmp_path: Path) -> None:
+    """And whoever holds it lets go when it ends, so that the next one can go on."""
+    store = tmp_path / "s.journal"
+    words = ["search", "nothing", "--store", str(store), "--profile", str(tmp_path / "p.toml")]
+    with search._alone(store):
+        second = CliRunner().invoke(tune.command, words)
+    assert isinstance(second.exception, ConfigError)
+    assert f"another search is using {store}" in second.exception.message
+    with search._alone(store):
+        assert store.stat().st_size == 0
+
+
 def test_goodput_needs_a_target() -> None:
     done = CliRunner().invoke(tune.command, ["search", "--objective", "goodput"])
     assert done.exit_code == 2
