@@ -1,5 +1,5 @@
-"""The simulator against a live daemon whose device takes a known time: what it gets wrong here is not the machine's speed,
-but the way of requests: what the daemon, the wire and a client add, and who is let in when."""
+"""The simulator against a live daemon whose device takes a known time: what it gets wrong here is not the machine's
+speed, but the way of requests: what the daemon, the wire and a client add, and who is let in when."""
 
 import sys
 from pathlib import Path
