@@ -145,6 +145,26 @@ async def test_one_that_listens_there_already_is_told_even_if_it_does_not_answer
             each.close()
 
 
+async def test_a_reader_of_the_feed_that_reads_nothing_gives_its_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.api.sending.SEND_S", 0.3)
+    async with running(tmp_path, saying("ok")) as made, asyncio.timeout(60):
+
+        async def readers() -> int:
+            _, snapshot = await made.get("/inferd/v1/snapshot?include=sizes", control=True)
+            return int(snapshot["sizes"]["daemon"]["feed_readers"])
+
+        reader, writer = await asyncio.open_unix_connection(str(made.addresses.control), limit=1024)
+        writer.write(b"GET /inferd/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readline()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        assert await readers() == 1
+        while await readers():
+            await asyncio.gather(*(made.post("/v1/chat/completions", CHAT) for _ in range(20)))
+        writer.close()
+
+
 async def until_record(made: Made, request_id: str) -> RequestRecord:
     async with asyncio.timeout(60):
         while True:
