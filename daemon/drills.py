@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from daemon.port import EnginePort, OutputStream
@@ -52,8 +52,9 @@ class Drill:
     """`kind` and `cause` are the incident's (empty: none may be raised). `victims`: whose requests may end by it: none,
     one (the request that needs the memory) or all that run. `runbook` and `section` are where the doctor's first
     finding must lead. `fault` is the engine's; `traffic` are requests of our own that go with it: long, echo (with
-    log-probabilities of the prompt), flood (many that are long) or unread (clients that do not read). An alert about
-    repetition fires when the drill is repeated."""
+    log-probabilities of the prompt), flood (many that are long) or unread (clients that do not read). `limits` are set
+    by who wants the alert: in a large pool, a few such clients are no alarm. An alert about repetition fires when the
+    drill is repeated."""
 
     text: str
     kind: str
@@ -65,6 +66,7 @@ class Drill:
     victims: str = "none"
     fault: str = ""
     traffic: str = ""
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 def _oom(cause: str, text: str, section: str, fault: str, traffic: str = "", victims: str = "none") -> Drill:
@@ -83,9 +85,11 @@ def _end(cause: str, text: str, alert: str, book: str, victims: str = "all", fau
     )  # fmt: skip
 
 
-def _quiet(metric: str, text: str, alert: str, book: str) -> Drill:
+def _quiet(metric: str, text: str, alert: str, book: str, **limits: int) -> Drill:
     runbook, _, section = book.partition("/")
-    return Drill(text=text, kind="", cause="", metric=metric, alert=alert, runbook=runbook, section=section)
+    return Drill(
+        text=text, kind="", cause="", metric=metric, alert=alert, runbook=runbook, section=section, limits=limits
+    )  # fmt: skip
 
 
 _STUCK = "wedged_engine/why-was-it-stuck"
@@ -116,7 +120,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     ),
     "slow_client": _quiet(
         'inferd_requests{reason="kv"}', "clients that do not read: as many as fill the KV cache, if few do; else one",
-        "InferdKvPressure", "kv_pressure/clients-that-do-not-read",
+        "InferdKvPressure", "kv_pressure/clients-that-do-not-read", kv_blocks=160,
     ),
     "full_disk": _quiet(_LOST % "journal", "no file of the daemon may grow", "InferdDiskFull", "disk_full/make-room"),
     "collector_down": _quiet(

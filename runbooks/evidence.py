@@ -132,13 +132,14 @@ class Evidence:
 
     def within(self, seconds: float) -> "Evidence":
         """The same with nothing that happened longer ago, e.g. since a remedy. Windows that the daemon itself folded
-        (latencies, the time breakdown) stay as long as they are; of the history one older sample stays, to compare."""
+        (latencies, the time breakdown) stay as long as they are; as long as the history has no newer sample, one older
+        stays, to compare."""
         since_ns = self.at_ns - int(seconds * 1e9)
-        older = [sample for sample in self.history if sample.at_ns < since_ns]
+        newer = [sample for sample in self.history if sample.at_ns >= since_ns]
         shot = msgspec.structs.replace(
             self.snapshot,
             steps=None if self.snapshot.steps is None else [s for s in self.snapshot.steps if s.at_ns >= since_ns],
-            history=None if self.snapshot.history is None else [*older[-1:], *self.history[len(older) :]],
+            history=None if self.snapshot.history is None else newer or self.history[-1:],
         )
         past = tuple(dated for dated in self.past if dated.age_seconds <= seconds)
         return replace(self, snapshot=shot, past=past)
@@ -151,6 +152,12 @@ class Evidence:
 def _without(snapshot: Snapshot, parts: tuple[str, ...]) -> Snapshot:
     kept = {name: getattr(snapshot, name) for name in snapshot.__struct_fields__ if name not in parts}
     return Snapshot(**kept)
+
+
+def step_seconds(step: events.StepReport) -> float:
+    """Of one step; of a merged report their mean."""
+    total = step.plan_ns + step.launch_ns + step.collect_ns + step.commit_ns + step.publish_ns
+    return total / max(1, step.merged) / 1e9
 
 
 def lost(evidence: Evidence) -> dict[str, int]:

@@ -9,11 +9,12 @@ from telemetry.events import Finding, RequestRecord
 _RATIO = 0.05  # as the alert InferdShedding
 _LEAST = 3
 _TURNED_AWAY = ("shed", "deadline")
+_NOT_READY = "engine_not_ready"  # error of those that came before the engine did: no load, others tell why it was away
 _LEAST_LAGS = 30
 
 
 def check(evidence: Evidence) -> Finding | None:
-    ended = evidence.of(RequestRecord, WINDOW_SECONDS)
+    ended = [record for record in evidence.of(RequestRecord, WINDOW_SECONDS) if record.error != _NOT_READY]
     ends = Counter(record.reason for record in ended)
     away = sum(ends[reason] for reason in _TURNED_AWAY)
     lag_s = _lag_s(evidence)

@@ -4,7 +4,7 @@ own work, or simply a batch that is too large for the bandwidth."""
 from statistics import median
 
 from runbooks.check import finding
-from runbooks.evidence import Evidence
+from runbooks.evidence import Evidence, step_seconds
 from telemetry.events import Finding, StepReport
 
 _LEAST = 20  # gaps in the minute
@@ -21,7 +21,7 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     steps = evidence.steps
     section, why, confidence = _where(evidence, steps)
-    seconds = sorted(_seconds(step) for step in steps)
+    seconds = sorted(step_seconds(step) for step in steps)
     return finding(
         evidence,
         "slow_decode",
@@ -42,13 +42,13 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _where(evidence: Evidence, steps: list[StepReport]) -> tuple[str, str, float]:
-    mixed = [_seconds(step) for step in steps if step.prefill_tokens and step.decode_rows]
-    pure = [_seconds(step) for step in steps if not step.prefill_tokens and step.decode_rows]
+    mixed = [step_seconds(step) for step in steps if step.prefill_tokens and step.decode_rows]
+    pure = [step_seconds(step) for step in steps if not step.prefill_tokens and step.decode_rows]
     if mixed and pure and median(mixed) > 2 * median(pure) and sum(mixed) > 0.3 * (sum(mixed) + sum(pure)):
         return "others-prefill", "the prefill of others shares their steps", 0.8
     if _noisy(pure or mixed):
         return "the-machine", "equal steps take very different times, so the machine is not ours alone", 0.75
-    busy = sum(_seconds(step) * step.merged for step in steps)
+    busy = sum(step_seconds(step) * step.merged for step in steps)
     host = sum(step.plan_ns + step.commit_ns + step.publish_ns for step in steps) / 1e9
     if busy and host > _HOST_RATIO * busy:
         return "the-host", f"{host / busy:.0%} of the steps is the scheduler's and telemetry's", 0.7
@@ -62,12 +62,6 @@ def _noisy(seconds: list[float]) -> bool:
     usual = median(seconds)
     outliers = [each for each in seconds if each > _OUTLIER * usual]
     return bool(outliers) and sum(outliers) > 0.3 * sum(seconds)
-
-
-def _seconds(step: StepReport) -> float:
-    """Of one step; of a merged report their mean."""
-    total = step.plan_ns + step.launch_ns + step.collect_ns + step.commit_ns + step.publish_ns
-    return total / max(1, step.merged) / 1e9
 
 
 def _machine(evidence: Evidence) -> str:

@@ -1,11 +1,12 @@
 """The engine is there and does nothing: no progress, or requests that run and get no tokens."""
 
 from runbooks.check import finding
-from runbooks.evidence import Evidence
+from runbooks.evidence import Evidence, step_seconds
 from telemetry.events import EngineEnded, Finding
 
 _EXPLAINS = ("ttft_spike", "slow_decode", "overload", "telemetry_lost", "low_throughput", "short_answers")
 _RECENT_SECONDS = 900.0
+_TIMES_LONGEST = 2.0  # of the recent steps
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -13,15 +14,18 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _stuck(evidence: Evidence) -> Finding | None:
-    """No step, no part of one, no idle tick. A slow prefill ticks, so this is none."""
+    """No step, no part of one, no idle tick, and for longer than its steps have taken lately: on a machine that is
+    short of cores one may take ten seconds."""
     state = evidence.snapshot.state
     if state is None or not evidence.serving or state.progress_age_ns is None or evidence.source == "offline":
         return None
     age_s = state.progress_age_ns / 1e9
-    if age_s < evidence.targets.stuck_seconds:
+    longest_s = max((step_seconds(step) for step in evidence.steps), default=0.0)
+    deadline_s = evidence.setting("progress_deadline", 60.0)
+    usual_s = min(_TIMES_LONGEST * longest_s, deadline_s / 2)
+    if age_s < max(evidence.targets.stuck_seconds, usual_s):
         return None
     stopped = evidence.host.engine_state in ("T", "t")
-    deadline_s = evidence.setting("progress_deadline", 60.0)
     queue = evidence.snapshot.queue
     return finding(
         evidence,
@@ -35,6 +39,7 @@ def _stuck(evidence: Evidence) -> Finding | None:
         section="stopped" if stopped else "restart",
         explains=_EXPLAINS,
         last_progress=f"{age_s:.1f} s ago (the daemon's deadline is {deadline_s:.0f} s)",
+        longest_step=f"{longest_s:.1f} s, of those in the last minute",
         engine=f"pid {state.engine_pid}, process state {evidence.host.engine_state or 'not reported'}",
         requests="not reported" if queue is None else f"{queue.running} running, {queue.waiting} waiting",
     )

@@ -25,8 +25,6 @@ from tests.served import Served, wait_for
 
 PATIENCE_S = 120
 ENDS = ("kill_engine", "wedge_for_good", "kill_both")
-SMALL_POOL = 160  # blocks: what a few clients can hold
-WHOLE_POOL = 512
 AMOUNTS = {"slow_client": 60_000, "full_disk": 3000}  # ms that they last, unless they are ended
 PRESSED_S = 8
 UNHURRIED = Targets(ttft_seconds=1e9, inter_token_seconds=1e9, loop_lag_seconds=1e9)
@@ -192,8 +190,9 @@ def run_one(served: Range, load: Load, name: str, amount: int = 0) -> None:
     load.wait_calm()
     load.take_errors()
     known, before = served.incidents(), served.metric(expected.metric)
-    if name == "slow_client":
-        served.set_limits(kv_blocks=SMALL_POOL)
+    usual = {knob: served.snapshot("limits")["limits"][knob] for knob in expected.limits}
+    if expected.limits:
+        served.set_limits(**expected.limits)
     began = time.monotonic()
     served.drill(name, amount or AMOUNTS.get(name, 0))
     wait_for(
@@ -215,9 +214,9 @@ def run_one(served: Range, load: Load, name: str, amount: int = 0) -> None:
         time.sleep(PRESSED_S)  # an alert about a state needs one that lasts
     if name not in ENDS:
         served.drill("none")
-    if name == "slow_client":
+    if usual:
         wait_for(lambda: served.metric(expected.metric) == 0, PATIENCE_S, "nobody waits any more")
-        served.set_limits(kv_blocks=WHOLE_POOL)
+        served.set_limits(**usual)
     if not expected.kind:  # what comes next must not be mixed up with it: it is in the last sample still
         place = (expected.runbook, expected.section)
         wait_for(lambda: served.first(time.monotonic()) != place, PATIENCE_S, f"{name}: over")

@@ -52,13 +52,13 @@ def text(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _mark(good: bool | None, what: str) -> str:
-    return "-" if good is None else f"{'✓' if good else '✗'} {what}"
+def _mark(good: bool, what: str) -> str:
+    return f"{'✓' if good else '✗'} {what}"
 
 
 def _missing(verdict: Verdict) -> list[str]:
     found = [] if not verdict.error else [verdict.error]
     found += [] if verdict.moved else [f"{verdict.metric} did not move"]
-    found += [] if verdict.fired is not False else [f"{verdict.alert} does not fire"]
+    found += [] if verdict.fired else [f"{verdict.alert} does not fire"]
     found += [] if verdict.made else [f"the first finding should be {verdict.finding}"]
-    return found + ([] if verdict.works else ["after the remedy the finding was still made, or nobody was answered"])
+    return found + ([verdict.doubt] if verdict.doubt else [])

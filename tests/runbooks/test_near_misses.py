@@ -11,7 +11,7 @@ from runbooks import check
 from runbooks.evidence import Dated, Evidence
 from telemetry import events
 from telemetry.evidence import ProcessEnd
-from telemetry.parts import Sample, TotalsView
+from telemetry.parts import Sample, StateView, TotalsView
 from telemetry.snapshot import Snapshot
 
 NOW_NS = 2000 * 10**9
@@ -104,5 +104,32 @@ def test_within_leaves_out_what_was_before_and_keeps_what_to_compare_with() -> N
     assert {("disk_full", "make-room"), ("oom", "too-small")} < set(places(seen))
     assert places(seen.within(20.0)) == [("kv_pressure", "clients-that-do-not-read")]
     assert len(seen.within(20.0).steps) == 21
-    assert len(seen.within(20.0).history) == 4
+    assert len(seen.within(20.0).history) == 3
+    assert seen.within(-1.0).history == seen.history[-1:], "nothing is that new: one stays, to compare with"
     assert seen.within(1e6) == replace(seen, snapshot=seen.within(1e6).snapshot)
+
+
+def record(reason: str, error: str = "") -> events.RequestRecord:
+    return events.RequestRecord(
+        at_ns=1, request_id=f"{reason}{error}", group_id="g", index=0, model="m", operation="chat", stream=False,
+        arrival_ns=0, stages={}, reason=reason, error=error,
+    )  # fmt: skip
+
+
+def test_who_came_before_the_engine_was_ready_was_not_too_much() -> None:
+    """A start, with clients that ask again and again meanwhile, is no overload."""
+    turned_away = [record("shed", "queue_full")] * 3
+    assert places(evidence(*turned_away)) == [("overload", "clients-or-capacity")]
+    assert places(evidence(*[record("shed", "engine_not_ready")] * 3000, record("stop"))) == []
+    assert places(evidence(*[record("shed", "engine_not_ready")] * 3000, *turned_away)) != []
+
+
+def test_an_engine_whose_steps_take_ten_seconds_is_slow_and_not_stuck() -> None:
+    def seen(silent_s: float, longest_s: float) -> list[tuple[str, str]]:
+        state = StateView(daemon="ready", engine="ready", progress_age_ns=int(silent_s * 1e9))
+        step = events.StepReport(at_ns=NOW_NS - 10**9, step=1, launch_ns=int(longest_s * 1e9))
+        return [place for place in places(evidence(state=state, steps=[step])) if place[0] == "wedged_engine"]
+
+    assert seen(11.0, 0.1) == seen(21.0, 10.0) == [("wedged_engine", "restart")]
+    assert seen(11.0, 9.0) == []
+    assert seen(31.0, 50.0) == [("wedged_engine", "restart")], "half of the deadline is long enough, whatever was usual"
