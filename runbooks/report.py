@@ -1,14 +1,17 @@
 """The report: findings for people, for programs, and as an exit code.
 
-Owns the words around findings and their JSON. It must not judge or gather. Enter at `text`, `as_json`, `exit_code`.
+Owns the words around findings and their JSON; the remedy is printed where it is one command, so that a tired person
+need not open the runbook for it. It must not judge or gather. Enter at `text`, `as_json`, `exit_code`.
 """
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
+from runbooks import check
 from runbooks.evidence import Evidence
 from telemetry.events import Finding
 
@@ -82,5 +85,16 @@ def _told(finding: Finding, cause: str) -> list[str]:
     where = f"inferd doctor runbook {finding.runbook} {finding.section}".rstrip()
     if where not in finding.next_step:
         lines.append(f"    {where}")
+    if remedy := _remedy(finding):
+        lines.append(f"    remedy: {remedy}")
     lines.append(f"    confidence {finding.confidence:.0%}")
     return lines
+
+
+def _remedy(finding: Finding) -> str:
+    """The cheapest of the section that it leads to, if that is a command as it stands; else it is to be read there."""
+    book = next((each for each in check.shelf() if each.name == finding.runbook), None)
+    section = book.section(finding.section) if book and finding.section else None
+    acts = (line for line in (section or "").splitlines() if line.startswith("inferd doctor do "))
+    first = next(acts, "")
+    return "" if re.search(r"\b[A-Z]+(_[A-Z]+)*\b", first) else first

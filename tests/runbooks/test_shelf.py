@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runbooks import check
+from runbooks import check, report
 from runbooks.check import ranked, slug
 from runbooks.evidence import Evidence
 from telemetry.events import Finding
@@ -120,3 +120,22 @@ def test_a_check_that_breaks_says_so_and_hides_no_other() -> None:
 @pytest.mark.parametrize("name", BOOKS)
 def test_no_evidence_is_no_finding(name: str) -> None:
     assert BOOKS[name].check(nothing()) is None
+
+
+def test_the_remedy_is_printed_where_it_is_one_command() -> None:
+    seen = Evidence(source="live", at_ns=1, unix_seconds=1.0, snapshot=Snapshot(at_ns=1, unix_seconds=1.0, model="m"))
+
+    def told(runbook: str, section: str) -> str:
+        made = check.finding(
+            seen, runbook, "warning", "x", next_step=f"inferd doctor runbook {runbook}", section=section
+        )
+        return report.text(seen, [made])
+
+    for runbook, section, remedy in (
+        ("memory_creep", "buy-time", "restart-engine"),
+        ("wedged_engine", "restart", "restart-engine"),
+        ("ttft_spike", "others-prefill", "set max_partial_prefills=1"),
+    ):
+        assert f"    remedy: inferd doctor do {remedy}\n" in told(runbook, section)
+    for runbook, section in (("kv_pressure", "clients-that-do-not-read"), ("oom", "neighbours"), ("oom", "")):
+        assert "remedy:" not in told(runbook, section), "it needs a name filled in, or is done elsewhere"
