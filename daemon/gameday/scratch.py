@@ -23,7 +23,7 @@ from telemetry.client import SOCKET_NAME, Client, ClientError, Endpoint
 
 NAME: Final = "scratch"
 _CLIENTS: Final = 3
-_START_SECONDS: Final = 180.0
+_START_SECONDS: Final = 300.0
 _STOP_SECONDS: Final = 20.0
 _REQUEST_SECONDS: Final = 120.0
 _LOG_LINES: Final = 5
