@@ -96,6 +96,7 @@ def measured(load: Load, quick: bool) -> Findings:
             ran = drive(served, load, static_s)
             name = f"{limits.max_num_seqs} rows, chunks of {limits.prefill_chunk}"
             runs.append(_row(name, ran, static_s / 3))
+            print(f"{name}: {runs[-1]['goodput']:.1f} tokens/s", flush=True)  # what an interrupted run leaves
         _set(served, begun)
         steer(served, release=True)
         began = time.monotonic()
