@@ -8,6 +8,7 @@ Run as a module it is `inferd`; with `--engine` first it is the engine process t
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ if __name__ == "__main__":  # the engine is run by path: the repository's root i
 
 from engine.budget import Limits, Resolved
 from engine.config import EngineConfig
-from engine.plan import StepPlan, StepResult
+from engine.plan import RowInit, StepPlan, StepResult
 from engine.process import Loaded
 from engine.process import main as engine_main
 from engine.stepcost import StepCost, StepShape
@@ -28,7 +29,7 @@ _MIB = 1 << 20
 
 
 class PacedRunner:
-    """A FakeRunner whose steps last as long as `COST` says, from their launch."""
+    """A FakeRunner whose steps last as long as `COST` says from their launch, and whose answers as long as asked."""
 
     depth = 1
 
@@ -38,7 +39,7 @@ class PacedRunner:
 
     def launch(self, plan: StepPlan) -> None:
         self._due_s = time.monotonic() + (COST.seconds(StepShape.of(plan)) if plan.slices else 0.0)
-        self._inner.launch(plan)
+        self._inner.launch(replace(plan, admitted=tuple(map(_endless, plan.admitted))) if plan.admitted else plan)
 
     def collect(self) -> StepResult:
         time.sleep(max(0.0, self._due_s - time.monotonic()))
@@ -49,6 +50,11 @@ class PacedRunner:
 
     def close(self) -> None:
         self._inner.close()
+
+
+def _endless(init: RowInit) -> RowInit:
+    """With no stop token before the most that was asked for."""
+    return replace(init, sampling=replace(init.sampling, min_tokens=init.sampling.max_tokens))
 
 
 def load(config: EngineConfig, progress: Callable[[str, float], None]) -> Loaded:
