@@ -1,9 +1,8 @@
 """`inferd top --once` and `inferd doctor`, as a person calls them, answer within two seconds while the API's loop is
 saturated and while the engine is wedged: a real daemon, real processes.
 
-What is waited for is the daemon, and both give up on it early enough (1.8 and 1.5 s): that they answer for a living one
-means that it answered in time. Their own work is counted in CPU time, because other tests may hold the cores; when it
-was late on the clock as well, that is reported.
+They give up on a daemon early enough (1.8 and 1.5 s) to say so in time, so an answer must also be a living one's. The
+clock is a wall clock; what was late is reported, and asked for again.
 """
 
 import json
@@ -25,7 +24,7 @@ from tests.served import INFERD, ROOT, Served, wait_for
 
 PATIENCE_S = 90
 DEADLINE_S = 2.0
-ATTEMPTS = 3  # on a machine that runs other tests too, an answer that did not come is reported and asked for again
+ATTEMPTS = 3
 LIVE = {
     ("top", "--once"): "TTFT",
     ("top", "--json"): '"daemon":"ready"',
@@ -94,12 +93,12 @@ def asked(served: Served, words: tuple[str, ...], code: int | None, live: str) -
         began, before = time.monotonic(), children_cpu_s()
         done = subprocess.run([*INFERD, *words], env=env, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
         took_s, cpu_s = time.monotonic() - began, children_cpu_s() - before
-        if took_s > DEADLINE_S:
-            warnings.warn(f"inferd {' '.join(words)} took {took_s:.1f} s, {cpu_s:.1f} s of them its own", stacklevel=2)
         good = done.returncode in (0, 10, 20) if code is None else done.returncode == code
-        if good and live in done.stdout and cpu_s < DEADLINE_S:
+        if good and live in done.stdout and took_s < DEADLINE_S:
             return done.stdout
-    raise AssertionError((words, done.returncode, cpu_s, done.stdout, done.stderr))
+        why = f"inferd {' '.join(words)}: {took_s:.1f} s, {cpu_s:.1f} s of them its own, exit code {done.returncode}"
+        warnings.warn(why, stacklevel=2)
+    raise AssertionError((why, done.stdout, done.stderr))
 
 
 def children_cpu_s() -> float:
