@@ -1,7 +1,7 @@
 """Refusals: two ways in which a tensor's memory can really be refused, both inside the path that every operator takes.
 
 Owns the counting of what lives and the address-space limit around an operator. It must not know which fault wants it
-(engine/device/faults.py), and nothing but a drill enters here. Enter at `Counter` and `Tight`, as context managers.
+(caps.py, heapfaults.py), and nothing but a drill enters here. Enter at `Counter` and `Tight`, as context managers.
 """
 
 import ctypes
