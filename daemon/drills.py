@@ -25,10 +25,9 @@ from engine.request import Request, SamplingParams
 log = logging.getLogger("inferd.drills")
 
 _SHORT_TOKENS = 16
-_ECHO_TOKENS = 8
+_ECHO_TOKENS = 8  # at first
 _LONG_TOKENS = 512
 _LONGS = 16
-_ECHO_RATIO = 3
 _PATIENCE_S = 5.0
 _UNREAD_TOKENS = 256  # engine.config: output_credit
 _LEARNING_LOOKS = 600
@@ -202,11 +201,20 @@ class Drills:
             await asyncio.sleep(0.1)
         if not traffic and self._neighbour is not None and self._neighbour.stdin is not None:
             self._neighbour.stdin.write(b"\n")
-        requests = self._traffic(traffic)
-        if traffic == "long":
-            await self._in_one_piece(requests)
+        if traffic == "echo":
+            await self._until_it_is_too_long()
+        elif traffic == "long":
+            await self._in_one_piece(self._traffic(traffic))
         else:
-            await asyncio.gather(*map(self._drain, requests))
+            await asyncio.gather(*map(self._drain, self._traffic(traffic)))
+
+    async def _until_it_is_too_long(self) -> None:
+        """Log-probabilities of longer and longer prompts: one at once would be too large in every other way, too."""
+        tokens = _ECHO_TOKENS
+        while tokens <= _LONG_TOKENS and await self._port.ask("planted"):
+            (request,) = self._traffic("echo", tokens)
+            await self._drain(request)
+            tokens *= 2
 
     async def _in_one_piece(self, requests: list[Request]) -> None:
         """In chunks, a long prompt's steps are no larger than others: that is what chunks are for."""
@@ -242,14 +250,11 @@ class Drills:
             for request in self._traffic("unread"):
                 self._task(self._unread(request, seconds))
 
-    def _traffic(self, kind: str) -> list[Request]:
-        view = self._port.view()
-        room = view.limits.context_limit if view.limits else _LONG_TOKENS
-        count = max(1, min(_LONG_TOKENS, room * 3 // 4))
-        if kind == "unread":
-            count = _SHORT_TOKENS
-        elif kind == "echo":  # many more rows of the vocabulary than others take, and no large step otherwise
-            count = min(count, max(_ECHO_TOKENS, _ECHO_RATIO * (view.running or 0)))
+    def _traffic(self, kind: str, tokens: int = _LONG_TOKENS) -> list[Request]:
+        """With prompts of so many tokens, if the context holds them."""
+        limits = self._port.view().limits
+        room = limits.context_limit if limits else tokens
+        count = _SHORT_TOKENS if kind == "unread" else max(1, min(tokens, room * 3 // 4))
         requests = []
         for _ in range({"": 0, "flood": _LONGS, "unread": self._unread_clients()}.get(kind, 1)):
             self._count += 1

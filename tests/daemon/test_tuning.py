@@ -114,5 +114,6 @@ async def test_a_window_is_what_happened_between_two_snapshots() -> None:
     assert window.fixed_bytes == 5000
     assert (window.finished, window.good) == (4, 3)  # one had to wait for its first token for too long
     assert len(window.samples) == 10
-    assert window.samples[0].seconds == pytest.approx(0.05)
+    assert window.samples[0].seconds == pytest.approx(0.1)  # until the next one began
+    assert window.samples[-1].seconds == pytest.approx(0.05)
     assert {shape.output_tokens for shape in window.shapes} == {11}

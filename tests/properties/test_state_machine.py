@@ -174,6 +174,7 @@ def _no_progress(patch: pytest.MonkeyPatch) -> None:
 )
 def test_a_planted_bug_is_caught(plant: Any, symptom: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    quick = settings(_SETTINGS, phases=[Phase.generate], report_multiple_bugs=False)
+    # As many as it takes: which examples are tried depends on the modules that happen to be imported.
+    quick = settings(_SETTINGS, phases=[Phase.generate], report_multiple_bugs=False, max_examples=5000)
     with pytest.raises((AssertionError, ValueError), match=symptom):  # ValueError: the pool sees it itself
         run_state_machine_as_test(EngineMachine, settings=quick)
