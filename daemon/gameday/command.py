@@ -14,17 +14,32 @@ import click
 from daemon.drills import DRILLS, armed
 from daemon.gameday import model as tiny
 from daemon.gameday.play import PACE, Verdict, play
+from daemon.library import Library
+from daemon.paths import cache_dir
+from daemon.progress import Progress
 
 
 def run(model: str | None, only: Sequence[str], as_json: bool) -> int:
-    """0 if every drill raised all it must. Raises ConfigError for a drill that is none."""
+    """0 if every drill raised all it must. Raises ConfigError for a drill that is none, InferdError for a model that
+    cannot be had."""
     names = armed(tuple(only)) or tuple(DRILLS)
+    if model:
+        _prepare(model)
     with tempfile.TemporaryDirectory(prefix="inferd-gameday-") as made:
         directory = Path(made)
         verdicts = play(names, model or str(tiny.write(directory / "model")), directory, _progress)
     good = all(verdict.good for verdict in verdicts)
     click.echo(json.dumps([_as_json(v) for v in verdicts], indent=1) if as_json else text(verdicts))
     return 0 if good else 1
+
+
+def _prepare(model: str) -> None:
+    """Once, and before fifteen daemons would each find that it is not there."""
+    progress = Progress()
+    try:
+        Library(cache_dir(), progress).prepare(model)
+    finally:
+        progress.done()
 
 
 def _progress(said: str) -> None:

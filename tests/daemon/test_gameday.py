@@ -54,6 +54,8 @@ def test_what_is_missing_is_told(capsys: pytest.CaptureFixture[str], monkeypatch
     assert "leak" in capsys.readouterr().out
     assert cli.run(["doctor", "gameday", "--only", "nothing"]) == 2
     assert "no such drill: nothing" in capsys.readouterr().err
+    assert cli.run(["doctor", "gameday", "nothing"]) == 2  # at once, and not fifteen times
+    assert "there is no model 'nothing'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", DRILLS)
