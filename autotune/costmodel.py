@@ -36,9 +36,7 @@ def forecast(cost: StepCost, demand: Demand, rows: float, chunk: float) -> Forec
     prefill = rows * demand.prompt_tokens / max(1.0, demand.output_tokens)  # tokens a step
     context = rows * demand.context_tokens
     decode_s = cost.seconds(StepShape(0, rows, context))
-    token_s = (
-        cost.prefill_s + cost.pair_s * demand.prompt_tokens / 2
-    )  # a token attends to half of its prompt on average
+    token_s = cost.prefill_s + cost.pair_s * demand.prompt_tokens / 2  # on average it attends to half of its prompt
     share = min(1.0, prefill / chunk)
     # More prompt than chunks can carry: rows wait for their prompts, and fewer of them decode.
     busy = min(1.0, chunk / prefill) if prefill > chunk else 1.0

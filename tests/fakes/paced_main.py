@@ -15,12 +15,12 @@ from pathlib import Path
 if __name__ == "__main__":  # the engine is run by path: the repository's root is not on the import path yet
     sys.path[0] = str(Path(__file__).parents[2])
 
-from engine.budget import Limits, Resolved
 from engine.config import EngineConfig
 from engine.plan import RowInit, StepPlan, StepResult
 from engine.process import Loaded
 from engine.process import main as engine_main
 from engine.stepcost import StepCost, StepShape
+from tests.fakes.engine_main import fake_resolved
 from tests.fakes.runner import FakeRunner
 
 # About a small model on two cores: a decode-only step of 8 rows takes 0.08 s, a chunk of 64 tokens as much again.
@@ -59,34 +59,18 @@ def _endless(init: RowInit) -> RowInit:
 
 def load(config: EngineConfig, progress: Callable[[str, float], None]) -> Loaded:
     """64 rows, 512 tokens a step, 1,140 blocks: at long prompts memory binds."""
-    resolved = Resolved(
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        threads=1,
-        block_size=config.block_size,
-        rows=64,
+    resolved, limits = fake_resolved(config, kv_blocks=1140, rows=64)
+    resolved = replace(
+        resolved,
         step_tokens=512,
-        max_model_len=config.max_model_len or 4096,
-        kv_blocks=1140,
         memory_limit_bytes=2048 * _MIB,
         weights_bytes=621 * _MIB,
         kv_block_bytes=737280,
-        workspace_bytes=0,
         activation_bytes=177 * _MIB,
         runtime_bytes=345 * _MIB,
         context_doubling=3072,
-        prefix_cache=config.prefix_cache,
-        reasons=dict.fromkeys((f for f in Resolved.__dataclass_fields__ if f != "reasons"), "a fake"),
     )
-    limits = Limits(
-        max_num_seqs=64,
-        max_num_batched_tokens=512,
-        prefill_chunk=64,
-        max_partial_prefills=4,
-        context_limit=resolved.max_model_len,
-        kv_blocks=resolved.kv_blocks,
-    )
+    limits = replace(limits, max_num_batched_tokens=512, prefill_chunk=64, max_partial_prefills=4)
     return Loaded(
         resolved=resolved,
         limits=limits,
