@@ -2,10 +2,11 @@
 
 from typing import ClassVar
 
+from rich.markdown import Markdown
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.widgets import Markdown
+from textual.widgets import Static
 
 from telemetry.events import SEVERITIES, EngineEnded, Finding, Incident
 from tui.dialogs import Confirm, Text
@@ -75,7 +76,7 @@ class Findings(Page):
                 )
                 yield Board(lambda width, height: detail(self._current(), self._remedies, width), id="detail")
             with VerticalScroll(id="right"):
-                yield Markdown(id="runbook")
+                yield Static(id="runbook")  # one widget: one a paragraph takes a third of a second to lay out
 
     def _current(self) -> Note | None:
         cursor = rows_of(self, "list").cursor
@@ -101,7 +102,7 @@ class Findings(Page):
         text = self.desk.runbook(note.runbook) if isinstance(note, Finding) else None
         self._remedies = commands(note, text) if isinstance(note, Finding) else []
         missing = f"No runbook called `{name}` is at hand." if isinstance(note, Finding) else ""
-        self.query_one("#runbook", Markdown).update(text or missing)
+        self.query_one("#runbook", Static).update(Markdown(text or missing, code_theme="ansi_dark"))
 
     def action_next_remedy(self) -> None:
         self._remedies = [*self._remedies[1:], *self._remedies[:1]]
