@@ -37,6 +37,7 @@ PREEMPTION_CAUSES: Final = ("kv", "limits", "oom")
 INCIDENT_CAUSES: Final = ("oom", "killed", "oom_killed", "crash", "wedged", "leak_suspected")
 STEP_BOUNDS: Final = ("compute", "bandwidth", "overhead")
 SEVERITIES: Final = ("info", "warning", "critical")
+TARGETS: Final = ("ttft_s", "inter_token_s")  # of latency, as the settings call them
 BLOCK_AGES: Final = ("lifetime", "idle_before_evict", "reuse_gap")
 LOOPS: Final = ("api", "control", "engine")
 
@@ -286,7 +287,7 @@ class Decision(Event, frozen=True, kw_only=True):
 class TargetsMissed(Event, frozen=True, kw_only=True):
     """Which targets of latency are missed now, each with its reason for people. Published when that changes."""
 
-    missed: dict[str, str]  # ttft_s | inter_token_s → why; empty = none any more
+    missed: dict[str, str]  # of TARGETS → why; empty = none any more
 
 
 class Finding(Event, frozen=True, kw_only=True):

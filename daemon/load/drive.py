@@ -33,10 +33,15 @@ class Drive:
     began_s: float = 0.0
     ended_s: float = 0.0
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _enough: bool = False
 
     def stop(self) -> None:
         """End now: nothing more is sent, what runs is cut off."""
         self._stop.set()
+
+    def finish(self) -> None:
+        """Send nothing more, and end with the last answer to what was sent."""
+        self._enough = True
 
     @property
     def stopped(self) -> bool:
@@ -56,6 +61,8 @@ class Drive:
             while job is not None and next(left, None) is not None:
                 due_s = began_s + job.at_s
                 await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                if self._enough:
+                    return
                 await self._one(job, due_s)
                 job = traffic.after(job, time.perf_counter() - began_s)
 
@@ -63,6 +70,8 @@ class Drive:
             async with asyncio.TaskGroup() as group:
                 for job in traffic.arrivals():
                     await asyncio.sleep(max(0.0, began_s + job.at_s - time.perf_counter()))
+                    if self._enough:
+                        return
                     group.create_task(chain(job))
 
         await self._until_done(arrivals())

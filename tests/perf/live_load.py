@@ -41,8 +41,8 @@ class Load:
 
 @dataclass
 class Ran:
-    """One stretch of load. Stamps are seconds since its begin; `served`: what each job number came to; `steps` and
-    `computed` (prompt tokens): of the engine, in all of it."""
+    """One stretch of load. Stamps are seconds since its begin; `served`: what each job number came to, also after the
+    end; `steps` and `computed` (prompt tokens): of the engine, until then."""
 
     seconds: float
     samples: list[tuple[float, Sample]] = field(default_factory=list)
@@ -53,12 +53,12 @@ class Ran:
 
     def tokens_per_s(self, from_s: float) -> float:
         """Of requests that ended after `from_s`, whole."""
-        good = sum(s.output_tokens for at_s, s in self.samples if at_s >= from_s and not s.error)
+        good = sum(s.output_tokens for s in self._whole(from_s))
         return good / (self.seconds - from_s)
 
     def figures(self, from_s: float) -> dict[str, float]:
         """What can be said of a simulation as well: rates per second, times in seconds."""
-        done = [s for at_s, s in self.samples if at_s >= from_s and not s.error]
+        done = self._whole(from_s)
         first = sorted(s.chunks_s[0] - s.due_s for s in done)
         return {
             "goodput": self.tokens_per_s(from_s),
@@ -69,15 +69,18 @@ class Ran:
             "prompt_tokens_computed": self.computed,
         }
 
+    def _whole(self, from_s: float) -> list[Sample]:
+        return [s for at_s, s in self.samples if from_s <= at_s <= self.seconds and not s.error]
+
     def above(self, share: float) -> float:
         """The share of the time in which more was in use."""
         return sum(used > share for _, used in self.in_use) / max(1, len(self.in_use))
 
 
-async def _drive(served: Served, load: Load, seconds: float) -> Ran:
+async def _drive(served: Served, load: Load, seconds: float, text: int, whole: bool) -> Ran:
     ran, begun = Ran(seconds), _progress(served)
     async with connect(served.url) as client:
-        workload = Workload(load.mix, load.seed, await client.prepare())
+        workload = Workload(load.mix, text or load.seed, await client.prepare())
         began_s = time.perf_counter()
 
         async def ask(request: LoadRequest, due_s: float) -> Sample:
@@ -96,10 +99,17 @@ async def _drive(served: Served, load: Load, seconds: float) -> Ran:
                 await asyncio.sleep(0.5)
 
         watching = asyncio.create_task(watch())
-        asyncio.get_running_loop().call_later(seconds, drive.stop)
+
+        async def end() -> None:
+            await asyncio.sleep(seconds)
+            watching.cancel()
+            (drive.finish if whole else drive.stop)()
+            until = await asyncio.to_thread(_progress, served)
+            ran.steps, ran.computed = (now - then for now, then in zip(until, begun, strict=True))
+
+        ending = asyncio.create_task(end())
         await drive.send(load.traffic(client.longest - _TEMPLATE_TOKENS))
-        watching.cancel()
-    ran.steps, ran.computed = (now - then for now, then in zip(_progress(served), begun, strict=True))
+        await ending
     failed = [s.error for _, s in ran.samples if s.error]
     if failed:
         raise RuntimeError(f"of {len(ran.samples)} requests {len(failed)} failed: {sorted(set(failed))}")
@@ -114,9 +124,11 @@ def _progress(served: Served) -> tuple[int, int]:
     )
 
 
-def drive(served: Served, load: Load, seconds: float) -> Ran:
-    """Raises RuntimeError if a request failed."""
-    return asyncio.run(_drive(served, load, seconds))
+def drive(served: Served, load: Load, seconds: float, text: int = 0, whole: bool = True) -> Ran:
+    """`whole`: wait for the answers that are under way in the end, since how long they become is what the simulator
+    has to be told. `text`: a seed of other words of the same lengths, which the prefix cache has not seen. Raises
+    RuntimeError if a request failed."""
+    return asyncio.run(_drive(served, load, seconds, text, whole))
 
 
 def like(load: Load, longest: int, served: dict[int, Sample]) -> Traffic:

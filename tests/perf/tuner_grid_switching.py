@@ -3,7 +3,7 @@
 from autotune.workload import MIXES
 from tests.perf.harness import Findings
 from tests.perf.live_load import Load
-from tests.perf.tuner_grid import MEMORY, PROMISE, measured
+from tests.perf.tuner_grid import MEMORY, PROMISE, Times, measured
 
 __all__ = ["PROMISE"]
 
@@ -11,4 +11,6 @@ TITLE = f"The tuner against static limits: a load that switches every minute, {M
 
 
 def run(quick: bool) -> Findings:
-    return measured(Load(mix=MIXES["short"], seed=14, rate=2.0, arrival="switching"), quick)
+    """Scored over whole turns of the load, two minutes each."""
+    times = Times(static_s=180.0, tuner_s=600.0, scored_s=360.0, simulated_s=480.0)
+    return measured(Load(mix=MIXES["short"], seed=14, rate=2.0, arrival="switching"), quick, times)

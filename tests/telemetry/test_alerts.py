@@ -18,7 +18,16 @@ CASE_FILES = sorted((FOLDER / "rule_tests").glob("*.yml"))
 KNOWN = promql.series(rows())
 RUNBOOKS = {
     *("oom", "kv_pressure", "ttft_spike", "slow_decode", "low_throughput", "short_answers", "prefix_cache"),
-    *("memory_creep", "wedged_engine", "slow_start", "crash_loop", "overload", "disk_full", "telemetry_lost"),
+    *(
+        "memory_creep",
+        "wedged_engine",
+        "slow_start",
+        "crash_loop",
+        "overload",
+        "disk_full",
+        "telemetry_lost",
+        "missed_targets",
+    ),
 }
 ALERTS: dict[str, dict[str, Any]] = {
     rule["alert"]: rule

@@ -26,6 +26,11 @@ def panels() -> Panels:
             ],
         ),
         graph(
+            "Missed targets",
+            "1 while a target of latency is missed; what `inferd tune status` says is why.",
+            [Query(f"max by (target) ({metric('inferd_target_missed')})", "{{target}}")],
+        ),
+        graph(
             "Error of the step cost model",
             "The tuner predicts with this model: a large error means that its decisions are guesses.",
             [Query(f"max by (instance) ({metric('inferd_step_cost_error_ratio')})", "{{instance}}")],
