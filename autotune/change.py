@@ -40,6 +40,7 @@ class Known:
     cost: StepCost | None = None
     demand: Demand | None = None
     memory_rows: int = 1
+    charge_tokens: int = 0  # that all but a few answers keep to
 
     def at(self, rows: float, chunk: float) -> Forecast | None:
         """The steady state with so many rows and such chunks, which shrink with the prompt behind them."""

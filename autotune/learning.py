@@ -73,7 +73,7 @@ class Learning:
         return max(1, min(space.resolved.rows, int(_ROOM * space.watermark_blocks / each)))
 
     def output_quantile(self) -> float:
-        """Tokens that all but a tenth of the answers keep to."""
+        """Tokens that all but a tenth of the answers keep to; 0 before some have ended."""
         lengths = sorted(one.output_tokens for one in self._shapes)
         return float(lengths[min(len(lengths) - 1, int(QUANTILE * len(lengths)))]) if lengths else 0.0
 

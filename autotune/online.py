@@ -158,8 +158,8 @@ class Tuner:
         return entry
 
     def first_limits(self, limits: Limits) -> Limits:
-        """The limits to start an engine with: what proved itself before, and `kv_blocks` at the hard line."""
-        known = {name: value for name, value in self._kept.items() if name != "kv_blocks"}
+        """The limits to start an engine with: what proved itself before, and the lines of memory where they are now."""
+        known = {name: value for name, value in self._kept.items() if name not in ("kv_blocks", "watermark_blocks")}
         return self.space.start(limits.replaced(self.space.clamped(known)))
 
     # -- the loop
@@ -192,6 +192,7 @@ class Tuner:
             cost=learning.fit.cost(),
             demand=learning.demand,
             memory_rows=learning.memory_rows(self.space),
+            charge_tokens=int(learning.output_quantile()),
         )
 
     def _proposal(self, window: Window, limits: Limits, now_s: float) -> tuple[str, Change] | None:

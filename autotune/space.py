@@ -13,6 +13,8 @@ from engine.kv.layout import blocks_for
 WATERMARK: Final = 0.70  # of the memory limit: what is in use should stay below
 HARD_LINE: Final = 0.85  # and never passes this
 LEAST_CONTEXT: Final = 256  # tokens; a limit below that would refuse what everybody asks
+FIRST_CHARGE: Final = 256  # tokens of answer, while nobody knows how long they become
+_LEAST_SHARE: Final = 4  # a watermark below a quarter of the hard line's blocks is none: the rest alone is nearly there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ KNOBS: Final[dict[str, Knob]] = {
         Knob(name="max_partial_prefills", about="prompts that are partly computed at once", floor=1),
         Knob(name="context_limit", about="prompt and answer of one request", floor=LEAST_CONTEXT),
         Knob(name="kv_blocks", about="blocks that may be active: the hard line", floor=1),
+        Knob(name="watermark_blocks", about="blocks that admission plans to fill; 0 = no such line", floor=0),
+        Knob(name="charge_tokens", about="tokens of answer that a newcomer is charged for", floor=0),
     )
 }
 # What is allocated or decided at start, and so needs a restart: `inferd tune search` is for these.
@@ -85,6 +89,13 @@ class Space:
         """How many active blocks bring what is in use to the watermark; at least one, if the rest alone is past it."""
         return max(1, min(self.resolved.kv_blocks, self._room(WATERMARK)))
 
+    @property
+    def admission_blocks(self) -> int:
+        """The watermark, as admission keeps it; 0 where it would let hardly anybody in: then the hard line alone
+        holds, and `unreachable` says so."""
+        room = min(self.resolved.kv_blocks, self._room(WATERMARK))
+        return room if _LEAST_SHARE * room >= self.hard_blocks else 0
+
     def unreachable(self) -> str:
         """Why a line cannot be held, for people; empty if both can."""
         resolved = self.resolved
@@ -102,8 +113,16 @@ class Space:
         return ""
 
     def start(self, limits: Limits) -> Limits:
-        """The limits to begin with: those of the engine, with `kv_blocks` at the hard line."""
-        return limits.replaced({"kv_blocks": min(limits.kv_blocks, self.hard_blocks)})
+        """The limits to begin with: those of the engine, with `kv_blocks` at the hard line, and admission at the
+        watermark."""
+        charge = limits.charge_tokens or min(FIRST_CHARGE, self.resolved.max_model_len)
+        return limits.replaced(
+            {
+                "kv_blocks": min(limits.kv_blocks, self.hard_blocks),
+                "watermark_blocks": self.admission_blocks,
+                "charge_tokens": charge,
+            }
+        )
 
     def _room(self, line: float) -> int:
         limit, per_block = self.resolved.memory_limit_bytes, self.resolved.kv_block_bytes

@@ -110,6 +110,8 @@ class Tuning:
             whys.append(f"--for {self._purpose}: {PRESETS[self._purpose].about}")
         if chosen.kv_blocks < limits.kv_blocks:
             whys.append("kv_blocks holds the hard line of memory")
+        if chosen.watermark_blocks:
+            whys.append("admission keeps what is in use below the watermark")
         if trouble := tuner.space.unreachable():
             log.warning("memory: %s", trouble)
         return chosen.within(resolved), "; ".join(whys) or "as resolved"

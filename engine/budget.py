@@ -13,6 +13,8 @@ from engine.kv.layout import DTYPE_BYTES, block_bytes, blocks_for, rope_bytes, r
 from engine.machine import MachineFacts
 from engine.manifest import Manifest
 
+_MAY_BE_NONE = ("spec_depth", "watermark_blocks", "charge_tokens")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -25,12 +27,14 @@ class Limits:
     context_limit: int  # prompt + output of one request
     kv_blocks: int  # blocks the scheduler may hold active
     spec_depth: int = 0
+    watermark_blocks: int = 0  # to which admission fills the pool, by what it charges; 0 = as far as they are there
+    charge_tokens: int = 0  # of its answer, that a newcomer is charged for; at most what it asked for
 
     def within(self, ceilings: "Resolved") -> "Limits":
         """Itself, if every value is legal; else raises ConfigError naming the field, its value and its bounds."""
         for name, ceiling in ceilings.ceilings().items():
             value = getattr(self, name)
-            floor = 0 if name == "spec_depth" else 1
+            floor = 0 if name in _MAY_BE_NONE else 1
             if not isinstance(value, int) or isinstance(value, bool) or not floor <= value <= ceiling:
                 raise ConfigError(
                     f"limit {name}={value!r} is outside [{floor}, {ceiling}]", "see `inferd serve --plan`"
@@ -80,6 +84,8 @@ class Resolved:
             "context_limit": self.max_model_len,
             "kv_blocks": self.kv_blocks,
             "spec_depth": self.spec_depth,
+            "watermark_blocks": self.kv_blocks,
+            "charge_tokens": self.max_model_len,
         }
 
 

@@ -48,9 +48,9 @@ class Scheduler:
         prefixes: Prefixes = PrefixCache(cache_root, size) if resolved.prefix_cache else NoPrefixCache()
         self._ages = BlockAges(resolved.kv_blocks)
         self._pool = BlockPool(resolved.kv_blocks, prefixes.forget, self._ages)
-        self._pool.set_capacity(limits.kv_blocks)
         self._parts = parts or Parts()
         self._kv = self._parts.space(self._pool, prefixes, size, resolved.max_model_len)
+        self._kv.set_limits(limits.kv_blocks, limits.watermark_blocks, limits.charge_tokens)
         self._credit = output_credit
         self._roster = Roster(self._kv, resolved.rows, output_credit)
         self._flight: dict[Sequence, SeqSlice] | None = None  # what the plan that is out granted; None = no plan is out
@@ -122,7 +122,7 @@ class Scheduler:
         `kv_blocks` as many as necessary are preempted; a lower `context_limit` is for those that arrive later.
         """
         self._limits = limits.within(self._resolved)
-        self._pool.set_capacity(limits.kv_blocks)
+        self._kv.set_limits(limits.kv_blocks, limits.watermark_blocks, limits.charge_tokens)
 
     def plan(self, now_ns: int) -> StepPlan:
         """The next step. First the rows that need one position, then the rest, then whoever may join them."""

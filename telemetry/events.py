@@ -66,6 +66,8 @@ class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
     context_limit: int
     kv_blocks: int
     spec_depth: int
+    watermark_blocks: int = 0
+    charge_tokens: int = 0
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # thousands a second; holds no container

@@ -210,11 +210,17 @@ class Fold:
             report.waiting_kv,
             report.waiting_budget,
         )
-        too_few = report.kv_free if report.waiting_kv else 0  # for the head of the queue: of no use now, like the held
-        stranded = report.kv_stranded_blocks + too_few
+        stranded = report.kv_stranded_blocks + self._too_few(report)
         state.blocks = Blocks(report.kv_active, report.kv_cached, report.kv_free, report.kv_tail_slots, stranded)
         busy_ns = report.plan_ns + report.launch_ns + report.collect_ns + report.commit_ns
         self._progress(report.at_ns + busy_ns)
+
+    def _too_few(self, report: events.StepReport) -> int:
+        """Free blocks that are too few for the head of the queue: of no use now, like those that are held. Beyond the
+        watermark they are reserve, kept on purpose."""
+        line = self._state.limits.watermark_blocks if self._state.limits else 0
+        below = max(0, line - report.kv_active) if line else report.kv_free
+        return min(report.kv_free, below) if report.waiting_kv else 0
 
     def _gaps(self, report: events.StepReport) -> None:
         count = len(report.gaps_us) // 4

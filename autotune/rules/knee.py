@@ -9,6 +9,8 @@ LEAST_GAIN = 0.05
 
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:
     rows = limits.max_num_seqs
+    if window.running < 0.9 * rows and window.waiting_kv >= 1:  # fewer run than may: memory holds them back
+        rows = round(window.running)
     if window.running < 0.9 * rows or rows < 2:
         return None
     best = known.best_rows(rows, limits.prefill_chunk)

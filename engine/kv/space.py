@@ -34,6 +34,22 @@ class KvSpace:
         self.prefixes = prefixes
         self.block_size = block_size
         self._copies: list[tuple[int, int]] = []
+        self._line = self._charge = 0
+        self._ends: dict[Sequence, int] = {}  # how many blocks each that is open is going to hold
+        self._due = 0  # of these, how many they do not hold yet
+
+    def set_limits(self, capacity: int, line: int, charge: int) -> None:
+        """At most `capacity` blocks are active; sequences are opened while `line` blocks (0 = no line) are enough for
+        what all of them are going to hold, each charged `charge` tokens of answer."""
+        self.pool.set_capacity(capacity)
+        self._line, self._charge = line, charge
+        self._ends = {one: self._end(one) for one in self._ends}
+        self._due = sum(max(0, end - len(one.blocks)) for one, end in self._ends.items())
+
+    @property
+    def planned(self) -> int:
+        """Blocks that are going to be active if nobody else is opened."""
+        return self.pool.active + self._due
 
     def fits_ever(self, sequence: Sequence) -> bool:
         """Whether its known tokens fit at all into what may be active."""
@@ -61,13 +77,16 @@ class KvSpace:
         return blocks_for(len(sequence.tokens), self.block_size)
 
     def open(self, sequence: Sequence, found: Found, headroom: int) -> bool:
-        """Give it the blocks that are `wanted`, if `headroom` blocks remain after that."""
+        """Give it the blocks that are `wanted`, if `headroom` blocks remain after that and the line allows it."""
         size, pool = self.block_size, self.pool
         whole = found.tokens // size
         shared = found.blocks[:whole]
         fresh = self.wanted(sequence) - whole
         revived = sum(1 for block in shared if not pool.is_active(block))
         if fresh + revived + headroom > pool.available:
+            return False
+        end = self._end(sequence)
+        if self._line and self._ends and self.planned + revived + max(fresh, end - whole) > self._line:
             return False
         pool.share(shared)
         taken = pool.take(fresh, shared[-1] if shared else -1, self._expected(sequence) - whole)
@@ -76,6 +95,8 @@ class KvSpace:
             # writes. And if it was evicted to become the target, the content is there already.
             self._copies.append((found.blocks[whole], taken[0]))
         sequence.blocks = [*shared, *taken]
+        self._ends[sequence] = end
+        self._due += max(0, end - len(sequence.blocks))
         sequence.named_blocks = whole
         sequence.computed = found.tokens
         return True
@@ -87,11 +108,13 @@ class KvSpace:
         if block < 0:
             (block,) = self.pool.take(1, blocks[-1], self._expected(sequence) - len(blocks))
         blocks.append(block)
+        self._due -= len(blocks) <= self._ends[sequence]
         return block
 
     def close(self, sequence: Sequence) -> None:
         """Take all blocks back."""
         self.pool.release(sequence.blocks)
+        self._due -= max(0, self._ends.pop(sequence, 0) - len(sequence.blocks))
         sequence.blocks = []
         sequence.named_blocks = 0
         sequence.computed = 0
@@ -112,6 +135,11 @@ class KvSpace:
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
+
+    def _end(self, sequence: Sequence) -> int:
+        """Blocks that it is going to hold, by what is charged for its answer."""
+        length = min(sequence.max_len, len(sequence.request.prompt) + self._charge)
+        return blocks_for(max(length, len(sequence.tokens)), self.block_size)
 
     def _expected(self, sequence: Sequence) -> int:
         return blocks_for(sequence.max_len, self.block_size)

@@ -115,7 +115,7 @@ def test_what_cannot_be_served_whole_is_refused_or_counted_as_truncated() -> Non
 
 def test_more_is_never_active_than_the_hard_line_allows() -> None:
     resolved = engine()
-    limits = begins(resolved)
+    limits = begins(resolved).replaced({"watermark_blocks": 0})
     peaks: list[int] = []
 
     def watch(plan: StepPlan, scheduler: JumpingScheduler) -> None:

@@ -41,8 +41,9 @@ def ceilings(*, rows: int = 8, kv_blocks: int = 64, block_size: int = 4, **chang
 
 
 def widest(resolved: Resolved, **changes: int) -> Limits:
-    """The limits at their ceilings, except for `changes`."""
-    return Limits(**{**resolved.ceilings(), "max_partial_prefills": min(4, resolved.rows), **changes})
+    """The limits at their ceilings and no watermark, except for `changes`."""
+    free = {"max_partial_prefills": min(4, resolved.rows), "watermark_blocks": 0, "charge_tokens": 0}
+    return Limits(**{**resolved.ceilings(), **free, **changes})
 
 
 def request(name: str, prompt: int | tuple[int, ...], tokens: int = 4, **fields: object) -> Request:

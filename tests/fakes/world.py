@@ -103,6 +103,10 @@ class World:
         pool, roster = scheduler._pool, scheduler._roster
         pool.invariants()
         holders = self._holders()
+        kv = scheduler._kv
+        assert set(kv._ends) == set(roster.running.values())
+        due = sum(max(0, end - len(one.blocks)) for one, end in kv._ends.items())
+        assert kv.planned == pool.active + due, "what is going to be held is miscounted"
         assert holders == Counter({block: refs for block, refs in enumerate(pool._refs) if refs}), "references are lost"
         for name, sequence in roster.live.items():
             assert (sequence.state is State.RUNNING) == (sequence.row >= 0) == bool(sequence.blocks), name

@@ -88,6 +88,8 @@ def _something(world: World, rng: random.Random, facts: Counter[str]) -> None:
             prefill_chunk=rng.randint(1, 16),
             max_partial_prefills=rng.randint(1, 4),
             kv_blocks=rng.randint(1, 40),
+            watermark_blocks=rng.randint(0, 40),
+            charge_tokens=rng.randint(0, 40),
         )
     elif dice < 0.78:
         facts["out_of_memory"] += 1

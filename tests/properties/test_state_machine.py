@@ -95,14 +95,18 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 16),
         partial=st.integers(1, 4),
         blocks=st.integers(1, 40),
+        line=st.integers(0, 40),
+        charge=st.integers(0, 40),
     )
-    def limit(self, rows: int, tokens: int, chunk: int, partial: int, blocks: int) -> None:
+    def limit(self, rows: int, tokens: int, chunk: int, partial: int, blocks: int, line: int, charge: int) -> None:
         self.world.limit(
             max_num_seqs=rows,
             max_num_batched_tokens=tokens,
             prefill_chunk=chunk,
             max_partial_prefills=partial,
             kv_blocks=blocks,
+            watermark_blocks=line,
+            charge_tokens=charge,
         )
 
     @rule()
