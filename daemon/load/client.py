@@ -124,7 +124,7 @@ class LoadClient:
         if not done and not sample.finish_reason:
             sample.error = "cut_short"
         elif not sample.chunks_s:
-            sample.error = "empty"
+            sample.error = EMPTY
 
     async def _models(self) -> list[str]:
         status, data = await self._call("GET", "/v1/models")
