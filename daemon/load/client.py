@@ -21,6 +21,7 @@ import aiohttp
 from daemon.load.workload import LoadRequest, Sizer, calibration, sized
 
 _PREPARE_TIMEOUT_S = 10.0
+EMPTY = "empty"  # the error of an answer without text: the model had nothing to say, or its text got lost
 
 
 class TargetError(Exception):
