@@ -41,12 +41,12 @@ class Steering(Protocol):
 class JumpingScheduler(Scheduler):
     """The scheduler, and the effect of many identical decode steps at once."""
 
-    def jump(self, most: int, now_ns: int) -> tuple[int, int]:
+    def jump(self, most: int, like: int, now_ns: int) -> tuple[int, int]:
         """As if up to `most` steps had granted every running sequence one position. Returns how many, and how many
-        rows; (0, 0) where the next step would not be like the last. Stops before anybody ends or needs a block that
-        is not there."""
+        rows; (0, 0) where the next step would not be like the last, which had `like` rows: one that has ended leaves
+        its row to who waits. Stops before anybody ends or needs a block that is not there."""
         rows = list(self._roster.running.values())
-        if not rows or len(rows) > self._limits.max_num_batched_tokens * 7 // 8:
+        if not rows or len(rows) != like or len(rows) > self._limits.max_num_batched_tokens * 7 // 8:
             return 0, 0
         for sequence in rows:
             if len(sequence.tokens) - sequence.computed != 1 or not sequence.first_token_ns:
@@ -288,7 +288,7 @@ class Simulation:
         rows, context = plan.why.decode_rows, plan.why.context_tokens
         step_s = self._took(StepShape(0, rows, context + rows))
         most = int((next_s - self._now_s) / step_s) if step_s > 0 else 0
-        steps, moved = self._scheduler.jump(most, self._ns())
+        steps, moved = self._scheduler.jump(most, rows, self._ns())
         if not steps:
             return
         seconds = step_s * steps + self.cost.context_s * rows * steps * (steps - 1) / 2

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from engine import threads as engine_threads
+from engine import environment as engine_environment
 from engine import wire
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DoesNotFit, EngineFault, InferdError, ModelError, OutOfMemory
@@ -239,9 +239,9 @@ class EngineLife:
         """Ours, with our own packages importable and the thread settings that torch reads when it is imported; what
         the user has set himself stays."""
         threads = self._config.threads or len(os.sched_getaffinity(0))
-        home = str(Path(engine_threads.__file__).parents[1])
+        home = str(Path(engine_environment.__file__).parents[1])
         path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
-        return {**engine_threads.thread_environment(threads), **os.environ, "PYTHONPATH": path}
+        return {**engine_environment.environment(threads), **os.environ, "PYTHONPATH": path}
 
     async def _boot(self, process: asyncio.subprocess.Process) -> None:
         boot = wire.Boot(

@@ -120,9 +120,11 @@ def cpu(path: Path = Path("/proc/cpuinfo")) -> tuple[frozenset[str], str]:
 def _dtype(config: EngineConfig, flags: frozenset[str]) -> tuple[str, str]:
     if config.dtype != "auto":
         return config.dtype, "asked for (--dtype)"
+    if not toolchain.missing(flags):
+        return "float32", "the compiled kernels: weights stay as the file has them, computed in float32"
     native = [flag for flag in _NATIVE_BF16 if flag in flags]
     if native:
-        return "bfloat16", f"this CPU computes bf16 natively ({native[0]})"
+        return "bfloat16", f"this CPU computes bf16 natively ({native[0]}), and the compiled kernels cannot be made"
     return "float32", "this CPU has no native bf16 (avx512_bf16, amx), where bf16 is 5-10 times slower in a batch"
 
 

@@ -1,5 +1,5 @@
 """The watermark is kept by admission: the line moves with what is measured to be in use beside KV, and what newcomers
-are charged with what answers come to. Where admission has no line, fewer sequences run."""
+are charged with what answers come to. Where that is not enough, fewer sequences run."""
 
 from autotune.change import Change, Known
 from autotune.window import Window
@@ -44,8 +44,9 @@ def _charge(window: Window, limits: Limits, known: Known) -> Change | None:
 
 
 def _rows(window: Window, limits: Limits, known: Known) -> Change | None:
-    line = known.space.watermark_blocks
-    if window.kv_peak <= (_FAR * line if limits.watermark_blocks else line) or window.running_peak < 2:
+    """Not where the rest alone is at the watermark: fewer rows would not bring it below."""
+    line = known.space.admission_blocks
+    if not line or window.kv_peak <= _FAR * line or window.running_peak < 2:
         return None
     rows = max(1, min(known.memory_rows, int(0.95 * window.running_peak * line / window.kv_peak)))
     if rows >= limits.max_num_seqs:

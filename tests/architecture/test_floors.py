@@ -29,7 +29,7 @@ EDGES = (
     "engine.process",
     "engine.server",
     "engine.text",
-    "engine.threads",
+    "engine.environment",
     "engine.wire",
 )
 
