@@ -21,7 +21,7 @@ from tests.autotune.records import record
 class Stepwise(JumpingScheduler):
     """The plain twin: it never jumps."""
 
-    def jump(self, most: int, now_ns: int) -> tuple[int, int]:
+    def jump(self, most: int, like: int, now_ns: int) -> tuple[int, int]:
         return 0, 0
 
 
@@ -55,6 +55,19 @@ def test_jumping_over_identical_steps_changes_no_figure(lengths: str, cache: boo
     for simulation in (one, other):
         simulation._scheduler._pool.invariants()
         assert simulation._scheduler.active_blocks == 0
+
+
+def test_a_row_that_is_free_is_taken_by_who_waits_whether_steps_are_jumped_or_not() -> None:
+    """Two rows and sixteen users: jumping on with the one that is left would lose a fifth."""
+
+    def rate(scheduler: type[JumpingScheduler]) -> float:
+        resolved = engine()
+        limits = begins(resolved, max_num_seqs=2)
+        simulation = Simulation(resolved, limits, COST, synthetic("short", seed=6, users=16), noise=0.0)
+        simulation._scheduler = scheduler(resolved, limits, output_credit=1 << 40)
+        return simulation.run(200).goodput
+
+    assert rate(JumpingScheduler) == pytest.approx(rate(Stepwise), rel=0.03)
 
 
 def test_every_token_and_request_is_accounted_for_once() -> None:
