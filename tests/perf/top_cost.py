@@ -22,11 +22,14 @@ import psutil
 from rich.console import RenderableType
 from textual.screen import Screen
 
+from autotune.workload import MIXES
 from telemetry.events import RequestView
 from telemetry.parts import KvView, RequestsView
 from telemetry.snapshot import Snapshot
 from tests.fakes.tiny_served import Load, tiny_served
+from tests.perf import live_load
 from tests.perf.harness import Findings
+from tests.perf.live_load import drive
 from tests.perf.telemetry_cost import interval
 from tests.served import INFERD, Served
 from tests.tui.driving import StillFeed
@@ -41,6 +44,7 @@ PROMISE = (
 _SEED = 5
 _REQUESTS, _BLOCKS = 2_000, 20_000
 _SIZE = (160, 50)
+_RATE = 12.0  # requests a second: half of what the tiny model can bear, or less
 
 
 def _frames(count: int) -> list[Frame]:
@@ -159,10 +163,11 @@ def _spent(served: Served) -> tuple[float, float]:
     return seconds, tokens
 
 
-def _a_token(served: Served, seconds: float) -> float:
-    """CPU milliseconds of the daemon for a token, over `seconds`."""
+def _a_token(served: Served, seconds: float, pair: int, text: int) -> float:
+    """CPU milliseconds of the daemon for a token, under a load that leaves it time to rest; in both halves of a pair
+    requests of the same lengths come at the same times."""
     cpu, tokens = _spent(served)
-    time.sleep(seconds)
+    drive(served, live_load.Load(mix=MIXES["short"], seed=_SEED + pair, rate=_RATE), seconds, text)
     cpu_then, tokens_then = _spent(served)
     return 1e3 * (cpu_then - cpu) / (tokens_then - tokens)
 
@@ -182,11 +187,14 @@ def _watched(seconds: float, pairs: int) -> tuple[dict[str, float], list[dict[st
             keys = sorted(watching.answer_ms(page.KEY) for _ in range(pairs) for page in pages())
             found["key_p95_ms"], found["key_most_ms"] = keys[int(len(keys) * 0.95)], keys[-1]
             watching.close()
-            for _ in range(pairs):
-                alone = _a_token(served, seconds / 3)
-                watching = _Watching(served)
-                runs.append({"alone_ms_a_token": alone, "watched_ms_a_token": _a_token(served, seconds / 3)})
-                watching.close()
+        for pair in range(pairs):
+            halves = {}
+            for name in ("alone", "watched") if pair % 2 else ("watched", "alone"):
+                watching = _Watching(served) if name == "watched" else None
+                halves[f"{name}_ms_a_token"] = _a_token(served, seconds / 3, pair, 1000 + len(runs) * 2 + len(halves))
+                if watching is not None:
+                    watching.close()
+            runs.append(halves)
     return {name: round(value, 2) for name, value in found.items()}, runs
 
 
