@@ -205,6 +205,8 @@ class Drills:
             await self._until_it_is_too_long()
         elif traffic == "long":
             await self._in_one_piece(self._traffic(traffic))
+        elif traffic == "flood":
+            await self._in_small_pieces(self._traffic(traffic))
         else:
             await asyncio.gather(*map(self._drain, self._traffic(traffic)))
 
@@ -219,15 +221,29 @@ class Drills:
     async def _in_one_piece(self, requests: list[Request]) -> None:
         """In chunks, a long prompt's steps are no larger than others: that is what chunks are for."""
         view = self._port.view()
-        if view.limits is None or view.resolved is None:
+        if view.resolved is not None:
+            await self._under("prefill_chunk", view.resolved.step_tokens, requests)
+
+    async def _in_small_pieces(self, requests: list[Request]) -> None:
+        """What is missing is to be missing because the cache has grown, not because nobody decoded for a moment and a
+        step took a whole prompt."""
+        view = self._port.view()
+        if view.resolved is not None and view.limits is not None:
+            small = min(view.limits.prefill_chunk + view.limits.max_num_seqs, view.resolved.step_tokens)
+            await self._under("max_num_batched_tokens", small, requests)
+
+    async def _under(self, knob: str, value: int, requests: list[Request]) -> None:
+        """These requests, with one limit changed until all of them have ended."""
+        limits = self._port.view().limits
+        if limits is None:
             return
-        chunk = view.limits.prefill_chunk
-        await self._propose({"prefill_chunk": view.resolved.step_tokens}, "api", "one large step is wanted")
+        before = getattr(limits, knob)
+        await self._propose({knob: value}, "api", "a drill wants steps of this size")
         try:
             await asyncio.gather(*map(self._drain, requests))
         finally:
             with contextlib.suppress(EngineFault):  # it died of it: the next one is told the limits anyway
-                await self._propose({"prefill_chunk": chunk}, "api", "as before")
+                await self._propose({knob: before}, "api", "as before")
 
     async def _plant(self, fault: str, amount: int) -> None:
         if fault == "none":
@@ -310,7 +326,12 @@ class Drills:
     def _task(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a drill's own work failed: %r", error)
 
     async def _stop_neighbour(self) -> None:
         process, self._neighbour = self._neighbour, None

@@ -19,6 +19,8 @@ from engine.device.meter import Readings
 from engine.device.refusal import Counter
 from engine.errors import MemoryReading
 
+_SEEN_STEPS = 8  # beside a cache that has grown, before anything is refused
+
 
 class Cap(Fault):
     """A limit of our own on what a step may hold, set once typical steps were seen: `share` of the largest (or, with
@@ -150,28 +152,34 @@ class Leak(Cap):
 
 class FullPool(Cap):
     """A limit that the KV cache grows into: as much as the largest step needs, beside so much of the cache. It refuses
-    nothing before the cache has grown. `amount`: bytes that it may grow by; 0 = a third of the largest step's peak."""
+    nothing before the cache has grown and steps beside such a cache were seen: those that fill it are larger than
+    others. `amount`: bytes that it may grow by, beyond the most there was of it at first; 0 = a third of the largest
+    step's peak, and as much again as there was."""
 
     def __init__(self, amount: int, kv_bytes: Callable[[], int]) -> None:
         super().__init__(0, kv_bytes)
         self._growth_bytes = amount
-        self._least_bytes = kv_bytes()
+        self._least_bytes = 0
         self._largest_bytes = 0
+        self._grown_steps = 0  # in which the cache was larger than the limit allows
 
     def begin(self) -> None:
-        self._least_bytes = self._kv_bytes()
         self._largest_bytes = max(self._peaks)
 
     def before_step(self) -> None:
+        if self.learning:
+            self._least_bytes = max(self._least_bytes, self._kv_bytes())
         super().before_step()
         if self._room_bytes is not None and self._peaks:
             largest = self._largest_bytes = max(self._largest_bytes, *self._peaks)
-            self._room_bytes = self._least_bytes + largest + (self._growth_bytes or largest // 3)
+            growth = self._growth_bytes or largest // 3 + self._least_bytes
+            self._room_bytes = self._least_bytes + largest + growth
+            self._grown_steps += self._kv_bytes() - self._least_bytes > growth
             self._before = self._reading(0)
 
     def _left(self) -> int:
         left = super()._left()
-        return left if left < self._largest_bytes else 1 << 60
+        return left if self._grown_steps > _SEEN_STEPS and left < self._largest_bytes else 1 << 60
 
     def taken_bytes(self) -> int:
         return self._kv_bytes()

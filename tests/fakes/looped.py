@@ -86,7 +86,11 @@ class LoopedPort(ScriptedPort):
                 self._work.clear()
                 await self._work.wait()
                 continue  # it may be paused
-            await asyncio.sleep(self.plant.pop("queue", 0.0) or self._pace_s)
+            await asyncio.sleep(self._pace_s)
+            if not self._open.is_set():
+                continue  # it was paused meanwhile: what arrives now is to wait
+            if delay_s := self.plant.pop("queue", 0.0):
+                await asyncio.sleep(delay_s)
             self._deliver(self.engine.step())
 
 
