@@ -18,6 +18,7 @@ _LOGITS_PHASES: Final = ("logits", "prompt_logprobs", "sample")
 _SPIKE: Final = 2  # times a typical step's tokens
 _NOISE_BYTES: Final = 1 << 20  # growth below this is not held against anybody...
 _NOISE_SHARE: Final = 0.5  # ...unless it is so much of what was asked for
+_TOP_PAD_BYTES: Final = 128 << 10  # M_TOP_PAD of glibc
 _ARENA_BYTES: Final = 1 << 20  # what an allocator asks the system for, if it needs more at all
 _BREATH_BYTES: Final = 64 << 20
 _HEAP_BYTES: Final = 16 << 20  # a heap always has holes; so much of them is a heap in pieces
@@ -105,7 +106,7 @@ def _cause(fault: MemoryFault, grown: dict[str, int]) -> str:
         asked = _ARENA_BYTES  # it did not say how much, but there was not even this
     if at.free_bytes is None or not asked:
         return _step_cause(fault) or "unknown"
-    shortfall = asked - at.free_bytes
+    shortfall = _wanted(at, asked) - at.free_bytes
     if shortfall <= 0:  # there was enough, in one piece or of unknown shape: something else refused
         return "unknown"
     room = at.free_bytes + sum(grown.values())
@@ -164,7 +165,12 @@ def _in_pieces(first: Reading, at: Reading, asked: int) -> bool:
     since = at.allocator_free_bytes - (first.allocator_free_bytes or 0)
     if at.scope not in ("process", "device") and since < _HEAP_BYTES:
         return False
-    return (at.free_bytes or 0) < asked <= since and at.largest_free_bytes < asked
+    return (at.free_bytes or 0) < _wanted(at, asked) and at.largest_free_bytes < asked <= since
+
+
+def _wanted(at: Reading, asked: int) -> int:
+    """What the system is asked for: the C library grows its heap by more than it needs at once."""
+    return asked + (_TOP_PAD_BYTES if at.scope == "address_space" else 0)
 
 
 def _grown(fault: MemoryFault) -> dict[str, int]:

@@ -58,6 +58,13 @@ def test_each_cause_is_found_with_evidence_for_it_and_against_every_other(cause:
     assert "8.0 MiB" in verdict.summary
 
 
+@pytest.mark.parametrize(("free", "cause"), [(128 << 10, "fragmentation"), (MIB, "unknown")])
+def test_a_heap_that_grows_takes_more_than_was_asked_for(free: int, cause: str) -> None:
+    """96 KiB were asked for and 128 are left of the address space: too few, since glibc asks for 128 more."""
+    at = reading(free, scope="address_space", allocator_free_bytes=32 * MIB, largest_free_bytes=65536)
+    assert judge_memory(fault(at, asked=96 << 10, phase="sample")).cause == cause
+
+
 def test_fixture_fragmentation_of_a_device_allocator() -> None:
     """fixture: CUDA, 3 GiB reserved and unused in pieces of 256 MiB, 512 MiB wanted, 100 MiB left on the device."""
     at = reading(100 * MIB, scope="device", allocator_free_bytes=3072 * MIB, largest_free_bytes=256 * MIB)
