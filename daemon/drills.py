@@ -118,8 +118,8 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "killed", "SIGKILL to engine and daemon; the next start explains it", "InferdDown", "crash_loop/the-daemon-died"
     ),
     "slow_client": _quiet(
-        'inferd_requests{state="preempted"}', "clients that do not read: as many as fill the KV cache, if few do; else one",
-        "InferdKvPressure", "kv_pressure/clients-that-do-not-read", kv_blocks=160,
+        'inferd_requests{state="preempted"}',
+        "clients that do not read: as many as fill the KV cache, if few do; else one", "InferdKvPressure", "kv_pressure/clients-that-do-not-read", kv_blocks=160,
     ),
     "full_disk": _quiet(_LOST % "journal", "no file of the daemon may grow", "InferdDiskFull", "disk_full/make-room"),
     "collector_down": _quiet(
