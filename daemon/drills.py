@@ -119,7 +119,8 @@ DRILLS: Final[Mapping[str, Drill]] = {
     ),
     "slow_client": _quiet(
         'inferd_requests{state="preempted"}',
-        "clients that do not read: as many as fill the KV cache, if few do; else one", "InferdKvPressure", "kv_pressure/clients-that-do-not-read", kv_blocks=160,
+        "clients that do not read: as many as fill the KV cache, if few do; else one",
+        "InferdKvPressure", "kv_pressure/clients-that-do-not-read", kv_blocks=160,
     ),
     "full_disk": _quiet(_LOST % "journal", "no file of the daemon may grow", "InferdDiskFull", "disk_full/make-room"),
     "collector_down": _quiet(

@@ -39,7 +39,7 @@ from tui.view import Frame
 TITLE = "inferd top: CPU at 1 Hz, redraw, key latency, cost to the daemon"
 PROMISE = (
     "≤ 3 % of a core idle, ≤ 10 % with 2,000 requests and 20,000 blocks; redraw p95 ≤ 50 ms; a key answered within "
-    "100 ms (p95, to the last byte of the picture, the daemon busy); the daemon pays ≤ 1 % of its CPU time"
+    "100 ms (p95, to the last byte of the picture, under load); the daemon pays ≤ 1 % of its CPU time"
 )
 _SEED = 5
 _REQUESTS, _BLOCKS = 2_000, 20_000
@@ -184,9 +184,15 @@ def _watched(seconds: float, pairs: int) -> tuple[dict[str, float], list[dict[st
         with Load(served, clients=8, prompt="A story ", tokens=200):
             watching = _Watching(served)
             found["top_loaded_percent"] = _cpu_share(lambda: None, watching.pid, seconds)
-            keys = sorted(watching.answer_ms(page.KEY) for _ in range(pairs) for page in pages())
-            found["key_p95_ms"], found["key_most_ms"] = keys[int(len(keys) * 0.95)], keys[-1]
             watching.close()
+        load = live_load.Load(mix=MIXES["short"], seed=_SEED, rate=_RATE)
+        beside = Thread(target=drive, args=(served, load, 0.3 * pairs * len(pages()), 999), daemon=True)
+        watching = _Watching(served)
+        beside.start()
+        keys = sorted(watching.answer_ms(page.KEY) for _ in range(pairs) for page in pages())
+        found["key_p95_ms"], found["key_most_ms"] = keys[int(len(keys) * 0.95)], keys[-1]
+        watching.close()
+        beside.join()
         for pair in range(pairs):
             halves = {}
             for name in ("alone", "watched") if pair % 2 else ("watched", "alone"):
@@ -221,7 +227,7 @@ def _filled(frames: list[Frame]) -> float:
 def run(quick: bool) -> Findings:
     """Shares of time, not of a best case."""
     frames = _frames(3 if quick else 30)
-    watched, runs = _watched(3.0 if quick else 30.0, 2 if quick else 12)
+    watched, runs = _watched(3.0 if quick else 30.0, 2 if quick else 10)
     figures = {**asyncio.run(_redraws(frames)), "top_filled_percent": _filled(frames), **watched}
     ratio, low = interval([each["watched_ms_a_token"] / each["alone_ms_a_token"] for each in runs])
     met = (
