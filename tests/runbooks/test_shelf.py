@@ -134,7 +134,7 @@ def test_the_remedy_is_printed_where_it_is_one_command() -> None:
     for runbook, section, remedy in (
         ("memory_creep", "buy-time", "restart-engine"),
         ("wedged_engine", "restart", "restart-engine"),
-        ("ttft_spike", "others-prefill", "set max_partial_prefills=1"),
+        ("ttft_spike", "others-prefill", "set context_limit=1024"),
     ):
         assert f"    remedy: inferd doctor do {remedy}\n" in told(runbook, section)
     for runbook, section in (("kv_pressure", "clients-that-do-not-read"), ("oom", "neighbours"), ("oom", "")):
