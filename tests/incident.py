@@ -96,8 +96,7 @@ def play(directory: Path) -> Story:
     try:
         scratch.start()
         with scratch.busy():
-            plant(scratch)
-            wait_for(lambda: ooms(scratch) > 0, _PATIENCE_S, "an out-of-memory")
+            _run_out(scratch)
             wait_for(lambda: _found(scratch), _PATIENCE_S, "the daemon's own finding")
             before = asyncio.run(seen(scratch, "7", "oom"))
             doctor = inferd(scratch, "doctor")[1]
@@ -118,6 +117,21 @@ def plant(scratch: Scratch) -> None:
     answered = scratch.answered
     wait_for(lambda: scratch.answered > answered + 6, _PATIENCE_S, "load that is answered")
     scratch.client.post("/inferd/v1/drill/capacity", {"amount": CAP_BYTES})
+
+
+def _run_out(scratch: Scratch) -> None:
+    """The cap lifts after one step that failed; on a busy machine that one may have another cause."""
+    for left in (2, 1, 0):
+        plant(scratch)
+        try:
+            wait_for(lambda: ooms(scratch) > 0, _PATIENCE_S / 3, "an out-of-memory, for too little")
+        except AssertionError:
+            found = [each.cause for each in scratch.client.snapshot(["incidents"]).incidents or []]
+            print(f"planted, and what came was {found}: {left} more attempts")
+            if not left:
+                raise
+        else:
+            return
 
 
 def ooms(scratch: Scratch) -> int:

@@ -99,6 +99,8 @@ def test_every_inferd_command_of_every_runbook_works(inferd: Any, patient: Patie
                 running = pool.submit(patient.complete, "a long one", 1500)
                 wait_for(lambda: patient.snapshot("requests")["requests"].get("live"), 60, "a running request")
                 words["REQUEST_ID"] = patient.snapshot("requests")["requests"]["live"][0]["request_id"]
+            if "simulate" in line:
+                patient.load(24, 4, prompt_tokens=48, tokens=16)  # steps of all kinds, to be calibrated by
             given = re.sub(r"\b[A-Z]+(?:_[A-Z]+)*\b", lambda found: words.get(found[0], found[0]), line)
             code = inferd(*shlex.split(given)[1:])
             assert code == 0 or (code in ILL_OR_WELL and given.startswith("inferd doctor")), (given, code)
