@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ from autotune.missed import Missed
 from autotune.objective import Targets
 from autotune.rules import chunk, growth, hard_line, inter_token, knee, long_requests, slow_start, thrash, watermark
 from autotune.space import Space
+from autotune.verify import verdict
 from autotune.window import Window
 from engine.budget import Limits
 from telemetry.events import Decision
@@ -32,10 +32,10 @@ RULES = (
     watermark,
     thrash,
     inter_token,
+    chunk,
     knee,
     slow_start,
     growth,
-    chunk,
 )  # the first that has something
 
 
@@ -44,7 +44,7 @@ class Pace:
     """How fast the tuner may move. Windows are control periods with work in them."""
 
     settle: int = 1  # windows that are not looked at after a change
-    verify: int = 3  # windows that decide
+    verify: int = 4  # windows that decide, and that are remembered of the time before
     steady: int = 2  # windows in a row that must propose the same, unless it is urgent
     hourly: float = 6.0  # changes that are earned in an hour
     burst: float = 12.0  # and how many may be saved up
@@ -90,7 +90,7 @@ class Tuner:
         self._publish = publish
         self._pace = pace or Pace()
         self._rules = tuple(rules)
-        self._recent: deque[Window] = deque(maxlen=3)
+        self._recent: deque[Window] = deque(maxlen=self._pace.verify)
         self._trial: _Trial | None = None
         self._wish: tuple[str, tuple[tuple[str, bool], ...]] | None = None
         self._wished = 0
@@ -173,7 +173,11 @@ class Tuner:
         if self.frozen:
             return limits
         if self._trial is not None:
-            return self._judge(self._trial, window, limits, now_s)
+            pressing = None if self._trial.change.urgent else self._proposal(window, limits, now_s, urgent=True)
+            if pressing is None:
+                return self._judge(self._trial, window, limits, now_s)
+            self._close(self._trial, f"kept: not judged, {pressing[0]} had to act", limits, now_s)
+            return self._try(*pressing, limits, now_s)
         if window.idle:
             self._recent.clear()
             self._wish = None
@@ -195,8 +199,10 @@ class Tuner:
             charge_tokens=int(learning.output_quantile()),
         )
 
-    def _proposal(self, window: Window, limits: Limits, now_s: float) -> tuple[str, Change] | None:
-        """What the first rule with a legal, allowed and lasting wish proposes."""
+    def _proposal(
+        self, window: Window, limits: Limits, now_s: float, urgent: bool = False
+    ) -> tuple[str, Change] | None:
+        """What the first rule with a legal, allowed and lasting wish proposes; if `urgent`, one that cannot wait."""
         known = self._known()
         for rule in self._rules:
             name = name_of(rule)
@@ -209,11 +215,14 @@ class Tuner:
                 self.disabled[name] = f"{type(error).__name__}: {error}"
                 continue
             change = self._legal(change, limits, now_s)
+            if urgent and not (change and change.urgent):
+                continue
             if change is not None and (change.urgent or self._lasting(name, change, limits)):
                 return name, change
             if change is not None:
                 return None  # wait and see whether it goes on saying so
-        self._wish = None
+        if not urgent:
+            self._wish = None
         return None
 
     def _legal(self, change: Change | None, limits: Limits, now_s: float) -> Change | None:
@@ -254,12 +263,12 @@ class Tuner:
         trial.windows.append(window)
         if len(trial.windows) < (1 if trial.change.urgent else self._pace.verify):
             return limits
-        trial.measured = measured(trial.change.goal, trial.baseline, trial.windows)
-        better, got = verdict(trial.change, trial.baseline, trial.windows)
-        if better or trial.change.urgent:
-            self._close(trial, f"kept: {got}", limits, now_s)
+        found = verdict(trial.change, trial.baseline, trial.windows, trial.before, limits, self._known())
+        trial.measured = found.measured
+        if found.better or trial.change.urgent:
+            self._close(trial, f"kept: {found.why}", limits, now_s)
             return limits
-        return self._roll_back(trial, got, limits, now_s)
+        return self._roll_back(trial, found.why, limits, now_s)
 
     def _close(self, trial: _Trial, said: str, limits: Limits, now_s: float) -> None:
         self._trial = None
@@ -319,29 +328,3 @@ class Tuner:
                 measured=trial.measured,
             )
         )
-
-
-def verdict(change: Change, before: Sequence[Window], after: Sequence[Window]) -> tuple[bool, str]:
-    """Whether the goal was reached, and what came of it, for people. Half of a promised gain is enough; where the load
-    is no longer there that a gain needs, nothing speaks against the change."""
-    was, now = _mean(change.goal, before), _mean(change.goal, after)
-    if was is None or now is None:
-        return True, f"{change.goal} was not measured"
-    got = f"{change.goal} {was:.4g} → {now:.4g}"
-    if change.goal != "goodput":
-        return now < 0.98 * was, got
-    if (_mean("waiting", after) or 0.0) < 0.5 <= (_mean("waiting", before) or 0.0):
-        return True, f"{got}, and nobody waits any more"
-    wanted = was * (1 + 0.5 * min(0.2, change.predicted.get("gain", 0.0)))
-    return now >= min(wanted, 1.1 * was) if wanted > was else now >= 0.95 * was, got
-
-
-def measured(goal: str, before: Sequence[Window], after: Sequence[Window]) -> dict[str, float]:
-    """The goal's mean in the windows before the change and after it, as far as it was measured."""
-    found = {"before": _mean(goal, before), "after": _mean(goal, after)}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _mean(name: str, windows: Sequence[Window]) -> float | None:
-    values = [value for window in windows if (value := getattr(window, name)) is not None]
-    return fmean(values) if values else None

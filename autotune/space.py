@@ -14,6 +14,7 @@ WATERMARK: Final = 0.70  # of the memory limit: what is in use should stay below
 HARD_LINE: Final = 0.85  # and never passes this
 LEAST_CONTEXT: Final = 256  # tokens; a limit below that would refuse what everybody asks
 FIRST_CHARGE: Final = 256  # tokens of answer, while nobody knows how long they become
+_PLANNED: Final = 0.96  # of the blocks below the watermark that admission fills: what it foresees is a mean
 _LEAST_SHARE: Final = 4  # a watermark below a quarter of the hard line's blocks is none: the rest alone is nearly there
 
 
@@ -91,10 +92,10 @@ class Space:
 
     @property
     def admission_blocks(self) -> int:
-        """The watermark, as admission keeps it; 0 where it would let hardly anybody in: then the hard line alone
+        """The watermark, as admission plans for it; 0 where it would let hardly anybody in: then the hard line alone
         holds, and `unreachable` says so."""
         room = min(self.resolved.kv_blocks, self._room(WATERMARK))
-        return room if _LEAST_SHARE * room >= self.hard_blocks else 0
+        return int(_PLANNED * room) if _LEAST_SHARE * room >= self.hard_blocks else 0
 
     def unreachable(self) -> str:
         """Why a line cannot be held, for people; empty if both can."""

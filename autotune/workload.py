@@ -99,7 +99,7 @@ def _agent(rng: random.Random) -> tuple[str, int, int]:
 
 MIXES: Final[dict[str, Mix]] = {
     "short": Mix(draw=_uniform("short", (50, 150), (32, 96))),
-    "long": Mix(draw=_uniform("long", (1500, 2500), (32, 96))),
+    "long": Mix(draw=_uniform("long", (600, 1200), (128, 384))),
     "mixed": Mix(draw=_bimodal),
     "fixed": Mix(draw=_uniform("fixed", (128, 128), (128, 128))),
     "lognormal": Mix(draw=_lognormal),

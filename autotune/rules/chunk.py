@@ -5,18 +5,24 @@ from autotune.window import Window
 from engine.budget import Limits
 
 LEAST_GAIN = 0.05
+_ENOUGH = 0.98  # of the best rate: smaller chunks that give so much are kinder to those who decode
 
 
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:
     late = known.targets.ttft_s and window.ttft_p95_s is not None and window.ttft_p95_s > known.targets.ttft_s
-    here = known.at(max(1.0, window.running), limits.prefill_chunk)
-    chunk = min(int(GROWTH * GROWTH * limits.prefill_chunk), limits.max_num_batched_tokens)
-    if here is None or here.mixed_share < 0.9 or chunk <= limits.prefill_chunk or window.waiting + window.running < 2:
+    rows, now = max(1.0, window.running), limits.prefill_chunk
+    here = known.at(rows, now)
+    if here is None or here.mixed_share < 0.9 or window.waiting + window.running < 2:
         return None
-    there = known.at(max(1.0, window.running), chunk)
-    if there is None or not known.in_time(max(1, int(window.running)), chunk):
+    rates = {
+        chunk: there.tokens_per_s
+        for chunk in _larger(now, limits.max_num_batched_tokens)
+        if known.in_time(max(1, int(rows)), chunk) and (there := known.at(rows, chunk))
+    }
+    if not rates:
         return None
-    gain = there.tokens_per_s / here.tokens_per_s - 1
+    chunk = min(chunk for chunk, rate in rates.items() if rate >= _ENOUGH * max(rates.values()))
+    gain = rates[chunk] / here.tokens_per_s - 1
     if gain < LEAST_GAIN and not late:
         return None
     return Change(
@@ -26,3 +32,13 @@ def propose(window: Window, limits: Limits, known: Known) -> Change | None:
         evidence={"mixed_share": here.mixed_share, "running": window.running, "waiting": window.waiting},
         predicted={"goodput": window.goodput * (1 + gain), "gain": gain},
     )
+
+
+def _larger(chunk: int, most: int) -> list[int]:
+    """Each twice as large as the one before and a bit, up to `most`. What a step costs is known for all of them: steps
+    without decoding rows have been that large."""
+    found = []
+    while chunk < most:
+        chunk = min(most, int(GROWTH * GROWTH * chunk))
+        found.append(chunk)
+    return found

@@ -25,7 +25,8 @@ def _line(window: Window, limits: Limits, known: Known) -> Change | None:
         return Change(changes={"watermark_blocks": 0}, why=why, goal="waiting", evidence=evidence, urgent=True)
     if right > _WORTH * now and window.waiting_kv >= 1:
         why = f"{window.waiting_kv:.0f} wait for blocks, and the watermark allows {right} of them"
-        return Change(changes={"watermark_blocks": right}, why=why, evidence={**evidence, "waiting": window.waiting_kv})
+        evidence["waiting"] = window.waiting_kv
+        return Change(changes={"watermark_blocks": right}, why=why, goal="", evidence=evidence)
     return None
 
 
@@ -39,7 +40,7 @@ def _charge(window: Window, limits: Limits, known: Known) -> Change | None:
         return Change(changes={"charge_tokens": right}, why=why, goal="kv_peak", evidence=evidence, urgent=True)
     if window.kv_peak < _IDLE * line and window.waiting_kv >= 1 and right < _IDLE * now:
         why = f"{window.waiting_kv:.0f} wait while only {window.kv_peak} of {line} blocks are active: answers are short"
-        return Change(changes={"charge_tokens": right}, why=why, evidence=evidence)
+        return Change(changes={"charge_tokens": right}, why=why, goal="", evidence=evidence)
     return None
 
 

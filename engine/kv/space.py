@@ -8,9 +8,11 @@ computing what is known can never run out of blocks, and the blocks of a prompt 
 nobody else can see are ever written: the one partly shared block that a newcomer may need, it gets as a copy.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from engine.kv.layout import blocks_for
+from engine.kv.outlook import most_active
 from engine.kv.pool import BlockPool
 from engine.kv.prefix import Prefixes
 from engine.sequence import Sequence, State
@@ -35,21 +37,15 @@ class KvSpace:
         self.block_size = block_size
         self._copies: list[tuple[int, int]] = []
         self._line = self._charge = 0
-        self._ends: dict[Sequence, int] = {}  # how many blocks each that is open is going to hold
-        self._due = 0  # of these, how many they do not hold yet
+        self._lent: dict[Sequence, int] = {}  # of each that is open: how many of its first blocks others hold as well
+        self._refused: Sequence | None = None  # by the line, and nobody has ended since
 
     def set_limits(self, capacity: int, line: int, charge: int) -> None:
         """At most `capacity` blocks are active; sequences are opened while `line` blocks (0 = no line) are enough for
-        what all of them are going to hold, each charged `charge` tokens of answer."""
+        what all of them are going to hold, each charged `charge` tokens of answer, and as many again when it has
+        those."""
         self.pool.set_capacity(capacity)
-        self._line, self._charge = line, charge
-        self._ends = {one: self._end(one) for one in self._ends}
-        self._due = sum(max(0, end - len(one.blocks)) for one, end in self._ends.items())
-
-    @property
-    def planned(self) -> int:
-        """Blocks that are going to be active if nobody else is opened."""
-        return self.pool.active + self._due
+        self._line, self._charge, self._refused = line, charge, None
 
     def fits_ever(self, sequence: Sequence) -> bool:
         """Whether its known tokens fit at all into what may be active."""
@@ -85,8 +81,8 @@ class KvSpace:
         revived = sum(1 for block in shared if not pool.is_active(block))
         if fresh + revived + headroom > pool.available:
             return False
-        end = self._end(sequence)
-        if self._line and self._ends and self.planned + revived + max(fresh, end - whole) > self._line:
+        lent = whole - revived  # known prefixes are whole: what is active of one is its begin
+        if not self._below_line(sequence, fresh + revived, whole + fresh - lent):
             return False
         pool.share(shared)
         taken = pool.take(fresh, shared[-1] if shared else -1, self._expected(sequence) - whole)
@@ -94,9 +90,9 @@ class KvSpace:
             # The source needs no reference: even if it was evicted just now, copies precede everything that a step
             # writes. And if it was evicted to become the target, the content is there already.
             self._copies.append((found.blocks[whole], taken[0]))
+        self._lend(shared[:lent])
         sequence.blocks = [*shared, *taken]
-        self._ends[sequence] = end
-        self._due += max(0, end - len(sequence.blocks))
+        self._lent[sequence] = lent
         sequence.named_blocks = whole
         sequence.computed = found.tokens
         return True
@@ -108,13 +104,13 @@ class KvSpace:
         if block < 0:
             (block,) = self.pool.take(1, blocks[-1], self._expected(sequence) - len(blocks))
         blocks.append(block)
-        self._due -= len(blocks) <= self._ends[sequence]
         return block
 
     def close(self, sequence: Sequence) -> None:
         """Take all blocks back."""
         self.pool.release(sequence.blocks)
-        self._due -= max(0, self._ends.pop(sequence, 0) - len(sequence.blocks))
+        self._lent.pop(sequence, None)
+        self._refused = None
         sequence.blocks = []
         sequence.named_blocks = 0
         sequence.computed = 0
@@ -136,10 +132,38 @@ class KvSpace:
         self._copies.clear()
         return copies
 
-    def _end(self, sequence: Sequence) -> int:
-        """Blocks that it is going to hold, by what is charged for its answer."""
-        length = min(sequence.max_len, len(sequence.request.prompt) + self._charge)
-        return blocks_for(max(length, len(sequence.tokens)), self.block_size)
+    def _below_line(self, sequence: Sequence, blocks: int, own: int) -> bool:
+        """Whether it may hold so many more `blocks`, of which it alone holds `own`. One alone may always; and whom the
+        line has refused it refuses until one ends: until then all grow as was foreseen."""
+        if not self._line or not self._lent:
+            return True
+        if self._refused is sequence:
+            return False
+        holders = [(self._to_come(one), len(one.blocks) - lent) for one, lent in self._lent.items()]
+        holders.append((self._to_come(sequence), own))
+        below = most_active(self.pool.active + blocks, holders, self.block_size) <= self._line
+        self._refused = None if below else sequence
+        return below
+
+    def _lend(self, shared: list[int]) -> None:
+        """Somebody else holds these first blocks now: none of their holders gives them back by ending alone."""
+        if not shared:
+            return
+        for one, lent in self._lent.items():
+            blocks = one.blocks
+            if blocks[0] == shared[0]:
+                self._lent[one] = max(lent, _alike(blocks, shared))
+
+    def _to_come(self, sequence: Sequence) -> int:
+        """Tokens that are charged for, and not there yet; those of a prompt have their blocks from the begin."""
+        there, charge = len(sequence.tokens), self._charge
+        done = there - len(sequence.request.prompt)
+        return min(charge - done % charge if charge else 0, sequence.max_len - there)
 
     def _expected(self, sequence: Sequence) -> int:
         return blocks_for(sequence.max_len, self.block_size)
+
+
+def _alike(blocks: list[int], shared: list[int]) -> int:
+    """How many of the first are the same in both."""
+    return bisect_left(range(min(len(blocks), len(shared))), True, key=lambda at: blocks[at] != shared[at])

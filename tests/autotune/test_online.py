@@ -102,6 +102,7 @@ def test_a_tuner_that_ignores_the_watermark_is_caught() -> None:
     run = heavy(
         lambda space, targets, publish: Tuner(space, targets, publish, rules=blind[2:]),
         watermark_blocks=0,
+        prefill_chunk=512,
     )
     assert any("above the watermark" in said for said in promises.broken(run))
 

@@ -1,9 +1,14 @@
 """Admission keeps to the watermark: newcomers wait while those who run will fill it, by what each is charged."""
 
+import random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.budget import Limits
 from engine.features import parts
+from engine.kv.outlook import most_active
 from engine.report import StateFacts
 from tests.fakes.scheduling import Bench, ceilings, request, widest
 
@@ -87,21 +92,66 @@ def test_a_line_moves_while_serving_and_ends_nobody() -> None:
     assert len(one.ends) == 10
 
 
-def test_what_is_going_to_be_held_is_accounted_for_exactly() -> None:
-    one = bench()
-    one.add(*[request(f"r{n}", 8 + n, tokens=4 + 3 * n) for n in range(8)])
-    space = one.scheduler._kv
-    step = 0
-    while one.scheduler.has_work:
-        step += 1
-        if step == 5:
-            one.scheduler.set_limits(widest(one.resolved, watermark_blocks=30, charge_tokens=6))
-        if step == 9:
-            one.cancel("r0", "r1")
+def test_who_will_have_ended_leaves_room_to_who_has_just_begun() -> None:
+    """Answers of 1 to 48 tokens: with room for the ends of all, 56 blocks would be full with 7.4 of them."""
+    line, dice = 56, random.Random(3)
+    resolved = ceilings(max_model_len=256, rows=32)
+    one = Bench(resolved, widest(resolved, watermark_blocks=line, charge_tokens=256))
+    most, rows = 0, []
+    for n in range(400):
+        one.add(request(f"r{n}", 4, tokens=dice.randint(1, 48)))
         one.step()
-        due = sum(max(0, space._ends[s] - len(s.blocks)) for s in one.scheduler._roster.running.values())
-        assert space.planned == facts(one).kv_active + due
-    assert space.planned == 0
+        most = max(most, facts(one).kv_active)
+        rows.append(running(one))
+    assert line - 6 <= most <= line + 2  # blocks are whole
+    assert sum(rows[50:]) / len(rows[50:]) > 8
+    one.drain()
+
+
+@given(
+    holders=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=12),
+    shared=st.integers(0, 5),
+    size=st.sampled_from([1, 4]),
+)
+def test_the_outlook_is_the_most_of_all_moments_to_come(holders: list[tuple[int, int]], shared: int, size: int) -> None:
+    active = shared + sum(own for _, own in holders)
+
+    def at(moment: int) -> float:
+        there = [(tokens, own) for tokens, own in holders if tokens >= moment]
+        return shared + sum(own + moment / size for _, own in there)
+
+    expected = max([active, *(at(moment) for moment in range(41))])
+    assert most_active(active, holders, size) == pytest.approx(expected)
+
+
+def test_who_outlives_the_charge_is_charged_again() -> None:
+    """Charged 4 of the 60 tokens that they ask for, two that run keep what they need next to themselves."""
+    one = bench(line=12, charge=4)
+    one.add(*[request(f"r{n}", 8, tokens=60) for n in range(9)])
+    one.step()
+    assert running(one) == 4
+    for _ in range(20):
+        one.step()
+    one.add(request("late", 8, tokens=60))
+    one.step()
+    assert running(one) == 4
+    one.drain()
+    assert len(one.ends) == 10
+
+
+def test_a_shared_prompt_is_given_back_by_the_last_who_holds_it() -> None:
+    """The first, who computed it, ends first; what the others hold of it stays."""
+    one = bench(line=19)
+    prompt = tuple(range(40))  # 10 blocks
+    one.add(request("first", prompt, tokens=4))
+    one.step()
+    one.add(*[request(f"r{n}", (*prompt, 100 + n), tokens=12, seed=n) for n in range(6)])
+    most = 0
+    while one.scheduler.has_work:
+        one.step()
+        most = max(most, facts(one).kv_active)
+    assert 16 <= most <= 20
+    assert len(one.ends) == 7
 
 
 def test_reserving_the_longest_context_fills_the_line_sooner() -> None:

@@ -4,7 +4,7 @@ Half an hour a load. The simulator, calibrated by a minute of the load, ranks 24
 five spread over the rest, three of them in the worst quartile, run live. Then three rounds: each of the three best
 again, and the tuner on a daemon of its own, which knows nothing yet, from the default limits; scored once it had time
 to settle. In a round all read prompts of the same lengths; the words are new each time, so that nobody finds another's
-prompts in the prefix cache. Admission keeps to the same watermark under all settings.
+prompts in the prefix cache. Static settings know no watermark, only the hard line.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The tuner against static limits, live: short prompts, 48 users."""
+"""The tuner against static limits, live: short prompts, 80 users."""
 
 from autotune.workload import MIXES
 from tests.perf.harness import Findings
@@ -7,8 +7,8 @@ from tests.perf.tuner_grid import MEMORY, PROMISE, measured
 
 __all__ = ["PROMISE"]
 
-TITLE = f"The tuner against static limits: short prompts, 48 users, {MEMORY}"
+TITLE = f"The tuner against static limits: short prompts, 80 users, {MEMORY}"
 
 
 def run(quick: bool) -> Findings:
-    return measured(Load(mix=MIXES["short"], seed=11, users=48), quick)
+    return measured(Load(mix=MIXES["short"], seed=11, users=80), quick)

@@ -1,0 +1,101 @@
+"""What came of a change: the windows before it against those after it, and whether it may stay. Pure.
+
+Owns the comparison. It must not know how a change is made or undone: that is autotune/online.py. Enter at `verdict`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from autotune.change import Change, Known
+from autotune.costmodel import prompt_share
+from autotune.objective import goodput
+from autotune.window import Window
+from engine.budget import Limits
+
+_CLEARLY_WORSE = 0.9  # of what was before: below that no model is asked
+_ENOUGH = 1.1  # times what was before: more need not be seen, whatever was promised
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`why` is for people; `measured` has the goal's mean before and after, as far as it was measured."""
+
+    better: bool
+    why: str
+    measured: dict[str, float]
+
+
+def verdict(
+    change: Change,
+    before: Sequence[Window],
+    after: Sequence[Window],
+    were: Mapping[str, int],
+    limits: Limits,
+    known: Known,
+) -> Found:
+    """Whether the goal was reached. `were`: the limits that were changed, as they had been; `limits` are in force.
+
+    Half of a promised gain is enough. Where the difference is smaller than what machines and loads do by themselves
+    in a minute, the model of a step decides, which has seen both by now; and where the load is no longer there that a
+    gain needs, nothing speaks against the change."""
+    if not change.goal:
+        return Found(True, "it follows what was measured", {})
+    if change.goal == "goodput":
+        prompt, answer = _worth(before, known)
+        was, now = (_rate(windows, prompt, answer) for windows in (before, after))
+    else:
+        was, now = _mean(change.goal, before), _mean(change.goal, after)
+    measured = {name: value for name, value in (("before", was), ("after", now)) if value is not None}
+    if was is None or now is None:
+        return Found(True, f"{change.goal} was not measured", measured)
+    got = f"{change.goal} {was:.4g} → {now:.4g}"
+    if change.goal != "goodput":
+        return Found(now < 0.98 * was, got, measured)
+    if (_mean("waiting", after) or 0.0) < 0.5 <= (_mean("waiting", before) or 0.0):
+        return Found(True, f"{got}, and nobody waits any more", measured)
+    promised = change.predicted.get("gain", 0.0)
+    wanted = min(was * (1 + 0.5 * min(0.2, promised)), _ENOUGH * was) if promised > 0 else 0.95 * was
+    if now >= wanted or now < _CLEARLY_WORSE * was:
+        return Found(now >= wanted, got, measured)
+    gain = _expected(before, after, were, limits, known)
+    if gain is None:
+        return Found(False, got, measured)
+    return Found(gain > 0, f"{got}, where the model of a step, which has seen both, expects {gain:+.0%}", measured)
+
+
+def _worth(windows: Sequence[Window], known: Known) -> tuple[float, float]:
+    """What a computed token of a prompt and one of an answer are worth, in tokens of answers: each its share of what a
+    request costs. So a change is not blamed for the prompts that it lets in and whose answers come later."""
+    cost, demand = known.cost, known.demand
+    if cost is None or demand is None or demand.prompt_tokens < 1:
+        return 0.0, 1.0
+    share = prompt_share(cost, demand, max(1.0, _mean("running", windows) or 1.0))
+    return share * demand.output_tokens / demand.prompt_tokens, 1 - share
+
+
+def _rate(windows: Sequence[Window], prompt: float, answer: float) -> float | None:
+    """Goodput of these windows together, of what was computed in them and not thrown away."""
+    seconds = sum(window.seconds for window in windows)
+    if not seconds:
+        return None
+    worth = sum(
+        answer * window.output_tokens + prompt * max(0, window.prefill_tokens - window.lost_tokens)
+        for window in windows
+    )
+    ended = sum(window.finished + window.shed for window in windows)
+    return goodput(worth / seconds, ended, sum(window.good for window in windows))
+
+
+def _expected(
+    before: Sequence[Window], after: Sequence[Window], were: Mapping[str, int], limits: Limits, known: Known
+) -> float | None:
+    """By how much the rows that run now, and their chunks, should be better than those before."""
+    there = known.at(_mean("running", after) or 1.0, limits.prefill_chunk)
+    here = known.at(_mean("running", before) or 1.0, were.get("prefill_chunk", limits.prefill_chunk))
+    return there.tokens_per_s / here.tokens_per_s - 1 if there and here else None
+
+
+def _mean(name: str, windows: Sequence[Window]) -> float | None:
+    values = [value for window in windows if (value := getattr(window, name)) is not None]
+    return fmean(values) if values else None
