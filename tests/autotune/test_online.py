@@ -1,7 +1,7 @@
 """The tuner over simulated hours: its promises hold on any load, planted bugs are caught, it finds the knee."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,7 @@ from autotune.change import Change, Known
 from autotune.memory import Memory
 from autotune.objective import Targets
 from autotune.online import RULES, Pace, Tuner
-from autotune.rules import growth, watermark
+from autotune.rules import growth, hard_line, watermark
 from autotune.simulate import Simulation
 from autotune.space import Space
 from autotune.window import Window
@@ -283,3 +283,41 @@ def test_growth_is_not_tried_where_it_cannot_pay() -> None:
     window = Window(seconds=5, busy_s=5, running=8, running_peak=8, waiting=9, waiting_capacity=9, output_tokens=100)
     limits = begins(engine(), max_num_seqs=8)
     assert growth.propose(window, limits, known) is None  # nothing is known of the cost
+
+
+def test_the_hard_line_is_moved_up_only_where_it_is_what_binds() -> None:
+    """Where blocks are waited for below the watermark, more of them above it would help nobody."""
+    known = Known(space=Space.of(engine()), targets=Targets())
+    below = Window(seconds=5, busy_s=5, running=8, running_peak=8, waiting=9, waiting_kv=9, kv_peak=380)
+    limits = begins(engine()).replaced({"kv_blocks": 600})
+    assert hard_line.propose(below, limits, known) is None
+    full = hard_line.propose(replace(below, kv_peak=590), limits, known)
+    assert full is not None
+    assert full.changes["kv_blocks"] > 600
+
+
+def test_what_is_urgent_does_not_wait_until_a_trial_is_over() -> None:
+    calls = 0
+
+    def grows(window: Window, limits: Limits, known: Known) -> Change | None:
+        return Change(changes={"prefill_chunk": 100}, why="larger", predicted={"gain": 0.5})
+
+    def presses(window: Window, limits: Limits, known: Known) -> Change | None:
+        nonlocal calls
+        calls += 1
+        return Change(changes={"max_num_seqs": 3}, why="now", urgent=True) if calls == 4 else None
+
+    said: list[Decision] = []
+    rules = (rule("presses", presses), rule("grows", grows))
+    tuner = Tuner(Space.of(engine()), publish=said.append, rules=rules)
+    limits = begins(engine())
+    window = Window(seconds=5, busy_s=5, output_tokens=100, running=8, waiting=9)
+    for period in range(5):
+        limits = tuner.steer(window, limits, 5.0 * period)
+    assert [(d.rule, d.verdict) for d in said[:3]] == [
+        ("grows", ""),
+        ("grows", "kept: not judged, presses had to act"),
+        ("presses", ""),
+    ]
+    assert limits.max_num_seqs == 3
+    assert limits.prefill_chunk == 100

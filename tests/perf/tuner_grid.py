@@ -82,10 +82,10 @@ def row(setting: str, ran: Ran, from_s: float, **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def engine(quick: bool) -> Iterator[Served]:
+def engine(quick: bool, memory: str = MEMORY) -> Iterator[Served]:
     """The default model; the quick form goes through everything with a tiny one."""
     if not quick:
-        with serving("--memory-limit", MEMORY) as served:
+        with serving("--memory-limit", memory) as served:
             yield served
         return
     from tests.fakes.tiny_served import tiny_model
@@ -100,8 +100,9 @@ def engine(quick: bool) -> Iterator[Served]:
 class Bench:
     """Static settings on one daemon, whose tuner is frozen, and the tuner on fresh ones."""
 
-    def __init__(self, served: Served, load: Load, times: Times, quick: bool) -> None:
+    def __init__(self, served: Served, load: Load, times: Times, quick: bool, memory: str) -> None:
         steer(served, freeze=True)
+        self._memory = memory
         self._served, self._load, self._times, self._quick = served, load, times, quick
         self._texts = itertools.count(1000)
         self.begun = limits_of(served)
@@ -134,7 +135,7 @@ class Bench:
 
     def tuned(self, round: int) -> dict[str, Any]:
         """What the tuner came to, and everything that it did."""
-        with engine(self._quick) as served:
+        with engine(self._quick, self._memory) as served:
             began_ns = time.monotonic_ns()
             ran = drive(served, self._of(round), self._times.tuner_s, next(self._texts), whole=False)
             decisions = [d for d in served.snapshot("decisions")["decisions"] if d["at_ns"] >= began_ns]
@@ -155,11 +156,11 @@ class Bench:
         )
 
 
-def measured(load: Load, quick: bool, times: Times | None = None) -> Findings:
-    """One load."""
+def measured(load: Load, quick: bool, times: Times | None = None, memory: str = MEMORY) -> Findings:
+    """One load, with so much `memory` that it binds."""
     times = QUICK if quick else times or Times()
-    with engine(quick) as served:
-        bench = Bench(served, load, times, quick)
+    with engine(quick, memory) as served:
+        bench = Bench(served, load, times, quick, memory)
         known, ranked = bench.ranked()
         best, spread = ranked[:_BEST], [rank for rank in _SPREAD if rank < len(ranked)]
         if quick:
