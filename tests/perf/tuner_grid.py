@@ -105,6 +105,7 @@ class Bench:
         self._memory = memory
         self._served, self._load, self._times, self._quick = served, load, times, quick
         self._texts = itertools.count(1000)
+        steer(served, set={"watermark_blocks": 0}, why="a measurement")
         self.begun = limits_of(served)
         self.runs: list[dict[str, Any]] = []
 
