@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from autotune.change import Change, Known
+from autotune.costmodel import Demand
 from autotune.memory import Memory
 from autotune.objective import Targets
 from autotune.online import RULES, Pace, Tuner
-from autotune.rules import growth, hard_line, watermark
+from autotune.rules import chunk, growth, hard_line, watermark
 from autotune.simulate import Simulation
 from autotune.space import Space
 from autotune.window import Window
@@ -117,8 +118,8 @@ def test_a_tuner_that_ignores_bounds_is_caught() -> None:
 
 def test_a_rollback_that_is_forgotten_is_caught() -> None:
     def doubles(window: Window, limits: Limits, known: Known) -> Change | None:
-        chunk = 512 if limits.prefill_chunk < 512 else 16
-        return Change(changes={"prefill_chunk": chunk}, why="why not", predicted={"gain": 5.0})
+        other = 512 if limits.prefill_chunk < 512 else 16
+        return Change(changes={"prefill_chunk": other}, why="why not", predicted={"gain": 5.0})
 
     run = heavy(lambda space, targets, publish: Forgetful(space, targets, publish, rules=(rule("d", doubles),)))
     assert any("rolled back to" in said for said in promises.broken(run))
@@ -321,3 +322,16 @@ def test_what_is_urgent_does_not_wait_until_a_trial_is_over() -> None:
     ]
     assert limits.max_num_seqs == 3
     assert limits.prefill_chunk == 100
+
+
+def test_a_chunk_is_as_small_as_it_may_be_for_a_target_between_tokens_and_else_as_large() -> None:
+    demand = Demand(prompt_tokens=1000, output_tokens=100, context_tokens=1100)
+    window = Window(seconds=5, busy_s=5, running=8, running_peak=8, waiting=9, output_tokens=100, prefill_tokens=100)
+    found = {}
+    for target in (0.0, 0.4):
+        known = Known(space=Space.of(engine()), targets=Targets(inter_token_s=target), cost=COST, demand=demand)
+        change = chunk.propose(window, begins(engine(), prefill_chunk=16), known)
+        assert change is not None
+        found[target] = change.changes["prefill_chunk"]
+    assert found[0.0] == 512
+    assert 80 < found[0.4] < 300

@@ -18,7 +18,7 @@ PROMISE = "within 60 s every target is met again, or it is told which is missed 
 TARGETS = {"ttft_s": 2.0, "inter_token_s": 0.25}
 CALM_S, HARD_S, GRACE_S = 90.0, 150.0, 60.0
 # Requests a second before; afterwards four times as many: what the machine can just bear, and what it cannot.
-RATES = {"bearable": 0.7, "too much": 2.0}
+RATES = {"bearable": 0.35, "too much": 2.0}
 _WINDOW_S = 30.0  # over which a client judges
 _LASTING = 3  # windows of 5 s in a row, since both sides look at different moments
 
