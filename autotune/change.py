@@ -20,8 +20,8 @@ GROWTH = 1.5  # the most by which one careful step makes a limit larger
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """New values of some limits, as one. `goal` is the figure of the window that has to become better: goodput by
-    growing, any other by falling; none of what only follows a measurement. An `urgent` one waits for nobody, and is
-    never taken back: it makes things safer."""
+    growing, any other by falling; none of what only follows a measurement and is not judged. An `urgent` one waits for
+    nobody, and is never taken back: it makes things safer."""
 
     changes: dict[str, int]
     why: str

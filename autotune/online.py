@@ -172,11 +172,14 @@ class Tuner:
         self.missed.look(window, limits, self._known(), self._trial.change.why if self._trial else "")
         if self.frozen:
             return limits
-        if self._trial is not None:
-            pressing = None if self._trial.change.urgent else self._proposal(window, limits, now_s, urgent=True)
+        trial = self._trial
+        if trial is not None:
+            pressing = None if trial.change.urgent else self._proposal(window, limits, now_s, urgent=True)
             if pressing is None:
-                return self._judge(self._trial, window, limits, now_s)
-            self._close(self._trial, f"kept: not judged, {pressing[0]} had to act", limits, now_s)
+                return self._judge(trial, window, limits, now_s)
+            if not pressing[1].goal:
+                return self._judge(trial, window, self._follow(*pressing, limits, now_s), now_s)
+            limits = self._roll_back(trial, f"not judged, {pressing[0]} had to act", limits, now_s, bar=False)
             return self._try(*pressing, limits, now_s)
         if window.idle:
             self._recent.clear()
@@ -186,7 +189,7 @@ class Tuner:
         found = self._proposal(window, limits, now_s)
         if found is None:
             return limits
-        return self._try(*found, limits, now_s)
+        return (self._try if found[1].goal else self._follow)(*found, limits, now_s)
 
     def _known(self) -> Known:
         learning = self._learning
@@ -239,17 +242,28 @@ class Tuner:
         return self._wished >= self._pace.steady
 
     def _try(self, rule: str, change: Change, limits: Limits, now_s: float) -> Limits:
+        self._trial = self._made(rule, change, limits, now_s)
+        self._say(self._trial, "", now_s)
+        return limits.replaced(change.changes)
+
+    def _follow(self, rule: str, change: Change, limits: Limits, now_s: float) -> Limits:
+        """A line is put where it was measured to be: nothing is tried, so a trial under way goes on."""
+        made = self._made(rule, change, limits, now_s)
+        self._settled += 1
+        self._kept.update(change.changes)
+        self._say(made, "kept: it follows what was measured", now_s)
+        return limits.replaced(change.changes)
+
+    def _made(self, rule: str, change: Change, limits: Limits, now_s: float) -> _Trial:
         self._numbers += 1
         before = {name: getattr(limits, name) for name in change.changes}
-        self._trial = _Trial(self._numbers, rule, change, before, list(self._recent))
         self._spend()
         self._wish = None
         if change.urgent:  # what had to be taken back at once is not tried again soon
             for name, value in change.changes.items():
                 if value < before[name]:
                     self._bar(name, True, now_s)
-        self._say(self._trial, "", now_s)
-        return limits.replaced(change.changes)
+        return _Trial(self._numbers, rule, change, before, list(self._recent))
 
     def _judge(self, trial: _Trial, window: Window, limits: Limits, now_s: float) -> Limits:
         if window.idle:
@@ -277,11 +291,11 @@ class Tuner:
         self._recent.clear()
         self._say(trial, said, now_s)
 
-    def _roll_back(self, trial: _Trial, got: str, limits: Limits, now_s: float) -> Limits:
+    def _roll_back(self, trial: _Trial, got: str, limits: Limits, now_s: float, bar: bool = True) -> Limits:
         self._trial = None
         self._recent.clear()
         self._spend()
-        for name, value in trial.change.changes.items():
+        for name, value in trial.change.changes.items() if bar else ():
             self._bar(name, value > trial.before[name], now_s)
         self._say(trial, f"rolled back: {got}", now_s)
         self._numbers += 1

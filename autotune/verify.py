@@ -13,7 +13,7 @@ from autotune.objective import goodput
 from autotune.window import Window
 from engine.budget import Limits
 
-_CLEARLY_WORSE = 0.9  # of what was before: below that no model is asked
+_CLEARLY_WORSE = 0.8  # of what was before: below that no model is asked
 _ENOUGH = 1.1  # times what was before: more need not be seen, whatever was promised
 
 
@@ -39,8 +39,6 @@ def verdict(
     Half of a promised gain is enough. Where the difference is smaller than what machines and loads do by themselves
     in a minute, the model of a step decides, which has seen both by now; and where the load is no longer there that a
     gain needs, nothing speaks against the change."""
-    if not change.goal:
-        return Found(True, "it follows what was measured", {})
     if change.goal == "goodput":
         prompt, answer = _worth(before, known)
         was, now = (_rate(windows, prompt, answer) for windows in (before, after))

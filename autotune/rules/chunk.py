@@ -5,7 +5,7 @@ from autotune.window import Window
 from engine.budget import Limits
 
 LEAST_GAIN = 0.05
-_ENOUGH = 0.98  # of the best rate: chunks that give so much are as good as any
+_ENOUGH = 0.98  # of the best rate: smaller chunks that give so much are kinder to those who decode, and to memory
 
 
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:
@@ -21,9 +21,7 @@ def propose(window: Window, limits: Limits, known: Known) -> Change | None:
     }
     if not rates:
         return None
-    # Smaller ones are kinder to those who decode, where that counts; larger ones forgive what is not known of the load.
-    pick = min if known.targets.inter_token_s else max
-    chunk = pick(chunk for chunk, rate in rates.items() if rate >= _ENOUGH * max(rates.values()))
+    chunk = min(chunk for chunk, rate in rates.items() if rate >= _ENOUGH * max(rates.values()))
     gain = rates[chunk] / here.tokens_per_s - 1
     if gain < LEAST_GAIN and not late:
         return None

@@ -20,7 +20,7 @@ def propose(window: Window, limits: Limits, known: Known) -> Change | None:
     }
     if limits.kv_blocks > most:
         why = f"what is in use beside KV leaves {most} blocks below the hard line, and {limits.kv_blocks} may be active"
-        return Change(changes={"kv_blocks": target}, why=why, goal="kv_peak", evidence=evidence, urgent=True)
+        return Change(changes={"kv_blocks": target}, why=why, goal="", evidence=evidence, urgent=True)
     binds = not limits.watermark_blocks or window.kv_peak > _NEAR * limits.kv_blocks  # else the watermark does
     if window.waiting_kv >= 1 and binds and target > _WORTH * limits.kv_blocks:
         why = f"{window.waiting_kv:.0f} wait for blocks, and the hard line allows {most} of them"

@@ -5,6 +5,7 @@ from autotune.window import Window
 from engine.budget import Limits
 
 LEAST_GAIN = 0.05
+_STEP = 2  # times fewer rows at once: far from where it has been the cost of a step is not known
 
 
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:
@@ -13,7 +14,7 @@ def propose(window: Window, limits: Limits, known: Known) -> Change | None:
         rows = round(window.running)
     if window.running < 0.9 * rows or rows < 2:
         return None
-    best = known.best_rows(rows, limits.prefill_chunk)
+    best = max(known.best_rows(rows, limits.prefill_chunk), rows // _STEP)
     here, there = known.at(rows, limits.prefill_chunk), known.at(best, limits.prefill_chunk)
     if here is None or there is None:
         return None

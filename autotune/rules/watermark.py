@@ -19,10 +19,10 @@ def _line(window: Window, limits: Limits, known: Known) -> Change | None:
     evidence: dict[str, float] = {"watermark_blocks": now, "fixed_bytes": known.space.fixed_bytes}
     if right and (now > right or not now):
         why = f"what is in use beside KV leaves {right} blocks below the watermark"
-        return Change(changes={"watermark_blocks": right}, why=why, goal="kv_peak", evidence=evidence, urgent=True)
+        return Change(changes={"watermark_blocks": right}, why=why, goal="", evidence=evidence, urgent=True)
     if now and not right:
         why = "what is in use beside KV leaves hardly anything below the watermark: the hard line alone holds"
-        return Change(changes={"watermark_blocks": 0}, why=why, goal="waiting", evidence=evidence, urgent=True)
+        return Change(changes={"watermark_blocks": 0}, why=why, goal="", evidence=evidence, urgent=True)
     if right > _WORTH * now and window.waiting_kv >= 1:
         why = f"{window.waiting_kv:.0f} wait for blocks, and the watermark allows {right} of them"
         evidence["waiting"] = window.waiting_kv
@@ -37,7 +37,7 @@ def _charge(window: Window, limits: Limits, known: Known) -> Change | None:
     evidence: dict[str, float] = {"kv_peak": window.kv_peak, "watermark_blocks": line, "answers_tokens": right}
     if window.kv_peak > line and right > now:
         why = f"{window.kv_peak} blocks were active above the watermark at {line}: answers come to {right} tokens"
-        return Change(changes={"charge_tokens": right}, why=why, goal="kv_peak", evidence=evidence, urgent=True)
+        return Change(changes={"charge_tokens": right}, why=why, goal="", evidence=evidence, urgent=True)
     if window.kv_peak < _IDLE * line and window.waiting_kv >= 1 and right < _IDLE * now:
         why = f"{window.waiting_kv:.0f} wait while only {window.kv_peak} of {line} blocks are active: answers are short"
         return Change(changes={"charge_tokens": right}, why=why, goal="", evidence=evidence)

@@ -30,7 +30,7 @@ def scaled(by: float) -> Window:
     return replace(BEFORE, output_tokens=round(500 * by), prefill_tokens=round(500 * by))
 
 
-@pytest.mark.parametrize(("by", "better"), [(1.3, True), (1.11, True), (0.85, False)])
+@pytest.mark.parametrize(("by", "better"), [(1.3, True), (1.11, True), (0.75, False)])
 def test_what_is_plain_needs_no_model(by: float, better: bool) -> None:
     assert found(CHUNK, scaled(by), cost=COST, demand=DEMAND).better is better
     assert found(CHUNK, scaled(by)).better is better
@@ -57,11 +57,6 @@ def test_prompts_that_a_change_lets_in_are_not_held_against_it() -> None:
 
 def test_requests_that_missed_their_targets_do_not_count() -> None:
     assert not found(CHUNK, replace(scaled(1.5), good=2)).better
-
-
-def test_what_follows_a_measurement_is_not_judged() -> None:
-    line = Change(changes={"watermark_blocks": 400}, why="", goal="")
-    assert found(line, scaled(0.1)) == Found(True, "it follows what was measured", {})
 
 
 def test_another_goal_has_to_fall() -> None:

@@ -4,7 +4,8 @@ Half an hour a load. The simulator, calibrated by a minute of the load, ranks 24
 five spread over the rest, three of them in the worst quartile, run live. Then three rounds: each of the three best
 again, and the tuner on a daemon of its own, which knows nothing yet, from the default limits; scored once it had time
 to settle. In a round all read prompts of the same lengths; the words are new each time, so that nobody finds another's
-prompts in the prefix cache. Static settings know no watermark, only the hard line.
+prompts in the prefix cache. The lines of memory are kept alike: under static settings all that steers throughput is
+pinned, and the tuner may move the lines to where they are measured.
 """
 
 import itertools
@@ -30,6 +31,7 @@ PROMISE = (
     "watermark, never past 85 %; the load counts if best ÷ that median ≥ 1.6"
 )
 TOO_EVEN = "best ÷ worst quartile is below 1.6: this load does not count"
+_PINNED = ("max_num_seqs", "prefill_chunk", "max_num_batched_tokens", "max_partial_prefills", "context_limit")
 _BEST = 3  # measured again, in each round
 _ROUNDS = 3
 _SPREAD = (7, 13, 18, 20, 23)  # ranks, from 0, of the others that run live
@@ -65,8 +67,8 @@ def name_of(limits: Limits) -> str:
 
 
 def put(served: Served, limits: Limits) -> None:
-    """Set the limits a grid varies, by hand; the tuner is frozen or has been."""
-    values = {name: getattr(limits, name) for name in ("max_num_seqs", "prefill_chunk")}
+    """Set the limits by hand; so they are pinned, all but the lines of memory."""
+    values = {name: getattr(limits, name) for name in _PINNED}
     steer(served, set=values, why="a measurement")
 
 
@@ -98,15 +100,14 @@ def engine(quick: bool, memory: str = MEMORY) -> Iterator[Served]:
 
 
 class Bench:
-    """Static settings on one daemon, whose tuner is frozen, and the tuner on fresh ones."""
+    """Static settings on one daemon, and the tuner on fresh ones."""
 
     def __init__(self, served: Served, load: Load, times: Times, quick: bool, memory: str) -> None:
-        steer(served, freeze=True)
         self._memory = memory
         self._served, self._load, self._times, self._quick = served, load, times, quick
         self._texts = itertools.count(1000)
-        steer(served, set={"watermark_blocks": 0}, why="a measurement")
         self.begun = limits_of(served)
+        put(served, self.begun)
         self.runs: list[dict[str, Any]] = []
 
     def ranked(self) -> tuple[Calibration, list[Limits]]:
@@ -116,7 +117,7 @@ class Bench:
             seen = drive(self._served, self._load, self._times.calibrating_s, next(self._texts))
         known = calibrated(self._served)
         forecasts = []
-        for limits in grid(known, self.begun):
+        for limits in grid(known, limits_of(self._served)):
             traffic = like(self._load, known.resolved.max_model_len, seen.served)
             seconds = self._times.simulated_s
             forecasts.append((simulated(known, limits, traffic, seconds, seconds / 4).goodput, limits))
