@@ -104,9 +104,10 @@ class World:
         pool.invariants()
         holders = self._holders()
         kv = scheduler._kv
-        assert set(kv._ends) == set(roster.running.values())
-        due = sum(max(0, end - len(one.blocks)) for one, end in kv._ends.items())
-        assert kv.planned == pool.active + due, "what is going to be held is miscounted"
+        assert set(kv._lent) == set(roster.running.values())
+        held = Counter(block for one in kv._lent for block in one.blocks)
+        for one, lent in kv._lent.items():
+            assert all(held[block] == 1 for block in one.blocks[lent:]), "what it would give back is miscounted"
         assert holders == Counter({block: refs for block, refs in enumerate(pool._refs) if refs}), "references are lost"
         for name, sequence in roster.live.items():
             assert (sequence.state is State.RUNNING) == (sequence.row >= 0) == bool(sequence.blocks), name
