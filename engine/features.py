@@ -90,6 +90,9 @@ class ReservingSpace(KvSpace):
     def wanted(self, sequence: Choice) -> int:
         return self._whole
 
+    def _to_come(self, sequence: Choice) -> int:
+        return 0  # it has blocks for all of it
+
     def open(self, sequence: Choice, found: Found, headroom: int) -> bool:
         return super().open(sequence, found, 0)  # nobody grows
 
