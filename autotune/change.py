@@ -39,6 +39,7 @@ class Known:
     space: Space
     targets: Targets
     cost: StepCost | None = None
+    cost_error: float = 0.0  # by what share of a step that cost is wrong, on average
     demand: Demand | None = None
     memory_rows: int = 1
     charge_tokens: int = 0  # that all but a few answers keep to

@@ -197,6 +197,7 @@ class Tuner:
             space=self.space,
             targets=self.targets,
             cost=learning.fit.cost(),
+            cost_error=learning.fit.error_ratio,
             demand=learning.demand,
             memory_rows=learning.memory_rows(self.space),
             charge_tokens=int(learning.output_quantile()),

@@ -36,9 +36,9 @@ def verdict(
 ) -> Found:
     """Whether the goal was reached. `were`: the limits that were changed, as they had been; `limits` are in force.
 
-    Half of a promised gain is enough. Where the difference is smaller than what machines and loads do by themselves
-    in a minute, the model of a step decides, which has seen both by now; and where the load is no longer there that a
-    gain needs, nothing speaks against the change."""
+    Half of a promised gain is enough. Where the difference is smaller than what machines and loads do by themselves in
+    a minute, the model of a step decides, which has seen both by now; but not over fewer rows: who takes them away has
+    to show that it pays. And where the load is no longer there that a gain needs, nothing speaks against the change."""
     if change.goal == "goodput":
         prompt, answer = _worth(before, known)
         was, now = (_rate(windows, prompt, answer) for windows in (before, after))
@@ -57,7 +57,8 @@ def verdict(
     if now >= wanted or now < _CLEARLY_WORSE * was:
         return Found(now >= wanted, got, measured)
     gain = _expected(before, after, were, limits, known)
-    if gain is None:
+    fewer = "max_num_seqs" in were and limits.max_num_seqs < were["max_num_seqs"]
+    if gain is None or fewer:
         return Found(False, got, measured)
     return Found(gain > 0, f"{got}, where the model of a step, which has seen both, expects {gain:+.0%}", measured)
 

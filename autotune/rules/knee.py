@@ -5,6 +5,7 @@ from autotune.window import Window
 from engine.budget import Limits
 
 LEAST_GAIN = 0.05
+_SURE = 2.0  # times what the cost of a step is wrong by: a smaller gain may be none
 _STEP = 2  # times fewer rows at once: far from where it has been the cost of a step is not known
 
 
@@ -19,7 +20,7 @@ def propose(window: Window, limits: Limits, known: Known) -> Change | None:
     if here is None or there is None:
         return None
     gain = there.tokens_per_s / here.tokens_per_s - 1
-    if best >= rows or gain < LEAST_GAIN:
+    if best >= rows or gain < max(LEAST_GAIN, _SURE * known.cost_error):
         return None
     return Change(
         changes={"max_num_seqs": best},

@@ -13,7 +13,7 @@ from autotune.costmodel import Demand
 from autotune.memory import Memory
 from autotune.objective import Targets
 from autotune.online import RULES, Pace, Tuner
-from autotune.rules import chunk, growth, hard_line, watermark
+from autotune.rules import chunk, growth, hard_line, knee, watermark
 from autotune.simulate import Simulation
 from autotune.space import Space
 from autotune.window import Window
@@ -362,3 +362,16 @@ def test_a_chunk_is_found_in_one_step_and_no_larger_than_it_pays() -> None:
         assert change is not None
         found[target] = change.changes["prefill_chunk"]
     assert found == {0.0: 81, 0.1: 36}  # eight rows want 80 tokens a step; in 0.09 s some 60 can be read
+
+
+def test_a_knee_within_the_error_of_the_model_is_none() -> None:
+    """64 rows on a machine with a knee at 8: a doubt of a tenth changes nothing, one as large as the gain does."""
+    demand = Demand(prompt_tokens=100, output_tokens=64, context_tokens=130)
+    window = Window(seconds=5, busy_s=5, running=64, running_peak=64, waiting=9, output_tokens=100, prefill_tokens=100)
+    found = {}
+    for error in (0.1, 1.0):
+        known = Known(space=Space.of(engine()), targets=Targets(), cost=KNEE, cost_error=error, demand=demand)
+        found[error] = knee.propose(window, begins(engine()), known)
+    assert found[0.1] is not None
+    assert found[0.1].changes == {"max_num_seqs": 32}
+    assert found[1.0] is None

@@ -46,6 +46,14 @@ def test_where_the_noise_is_larger_the_model_decides(by: float) -> None:
     assert not found(CHUNK, scaled(by)).better  # without a model a promise has to be seen
 
 
+def test_fewer_rows_have_to_show_that_they_pay() -> None:
+    """Whatever the model says: it is what proposed them."""
+    fewer = Change(changes={"max_num_seqs": 8}, why="", predicted={"gain": 0.2})
+    were = {"max_num_seqs": 64}
+    assert not found(fewer, scaled(1.05), were=were, cost=COST, demand=DEMAND).better
+    assert found(fewer, scaled(1.15), were=were, cost=COST, demand=DEMAND).better
+
+
 def test_prompts_that_a_change_lets_in_are_not_held_against_it() -> None:
     """Fewer tokens of answers for a while, since twice as many prompts are being read."""
     filling = replace(BEFORE, output_tokens=400, prefill_tokens=1200)
