@@ -37,7 +37,7 @@ class _Told:
 
     def _look(self) -> None:
         while not self._over.wait(1.0):
-            missed = self.served.snapshot("missed_targets")["missed_targets"]
+            missed = self.served.snapshot("missed_targets").get("missed_targets")  # left out of it until one was
             self.seen.append((time.perf_counter(), missed or {}))
 
     def close(self) -> None:
