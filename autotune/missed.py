@@ -4,13 +4,15 @@ Owns how long a target must be missed until that is said, and the words. It must
 Enter at `Missed.look`, once per control period.
 """
 
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from autotune.change import Known
 from autotune.window import Window
 from engine.budget import Limits
 
-LASTING = 4  # windows in a row; with periods of 5 s a missed target is told of within 20 s
+LASTING = 4  # windows; with periods of 5 s a missed target is told of within 20 s
+_OF = 6  # the last so many: of few requests one window may be in time by luck
 
 
 @dataclass(slots=True)
@@ -18,7 +20,7 @@ class Missed:
     """What is missed now, by target; empty while all are met, or not for long."""
 
     now: dict[str, str] = field(default_factory=dict)
-    _windows: dict[str, int] = field(default_factory=dict)
+    _late: dict[str, deque[bool]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=_OF)))
 
     def look(self, window: Window, limits: Limits, known: Known, trying: str) -> None:
         """`trying`: what is being changed now, empty if nothing is. A window without work ends every miss."""
@@ -26,9 +28,12 @@ class Missed:
         self.now = {}
         for name, figure in seen.items():
             target = getattr(known.targets, name)
-            late = bool(target and figure is not None and figure > target and not window.idle)
-            self._windows[name] = self._windows.get(name, 0) + 1 if late else 0
-            if figure is not None and self._windows[name] >= LASTING:
+            late = self._late[name]
+            if window.idle or not target:
+                late.clear()
+            elif figure is not None:
+                late.append(figure > target)
+            if figure is not None and sum(late) >= LASTING:
                 why = _slow_gaps(window, known, target) if name == "inter_token_s" else _late_starts(window, known)
                 hope = f"trying: {trying}" if trying else "no limit mends that now"
                 self.now[name] = f"{figure:.3g} s at the 95th percentile where {target:g} s is wanted: {why}; {hope}"

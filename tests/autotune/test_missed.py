@@ -65,4 +65,4 @@ def test_one_bad_window_is_no_miss() -> None:
     bad = replace(good, ttft_p95_s=9.0)
     for n, window in enumerate([good, bad, bad, bad, good, bad, bad, bad, bad]):
         watched.steer(window, limits, 5.0 * n)
-    assert [bool(missed) for _, _, missed in watched.said] == [False] * 8 + [True]
+    assert [bool(missed) for _, _, missed in watched.said] == [False] * 5 + [True] * 4  # four of six
