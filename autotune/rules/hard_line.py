@@ -7,7 +7,7 @@ from engine.budget import Limits
 
 _SLACK = 0.95  # of the line, so that what else is in use may grow a little before the next change
 _WORTH = 1.1
-_NEAR = 0.9
+_NEAR = 0.9  # of the hard line is active: then it is what binds
 
 
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:
