@@ -71,8 +71,9 @@ class BlockPool:
             raise ValueError(f"capacity {blocks} is outside [1, {self.num_blocks}]")
         self._capacity = blocks
 
-    def is_active(self, block: int) -> bool:
-        return self._refs[block] > 0
+    def holders(self, block: int) -> int:
+        """How many tables hold it; 0 while it is cached or free."""
+        return self._refs[block]
 
     def take(self, count: int, after: int = -1, expected: int = 1) -> list[int]:
         """`count` blocks for one table, each with one reference: if possible those that follow block `after`, else

@@ -8,7 +8,6 @@ computing what is known can never run out of blocks, and the blocks of a prompt 
 nobody else can see are ever written: the one partly shared block that a newcomer may need, it gets as a copy.
 """
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
 from engine.kv.layout import blocks_for
@@ -37,7 +36,7 @@ class KvSpace:
         self.block_size = block_size
         self._copies: list[tuple[int, int]] = []
         self._line = self._charge = 0
-        self._lent: dict[Sequence, int] = {}  # of each that is open: how many of its first blocks others hold as well
+        self._lent: dict[Sequence, int] = {}  # of each that is open: how many of its blocks others have held as well
         self._refused: Sequence | None = None  # by the line, and nobody has ended since
 
     def set_limits(self, capacity: int, line: int, charge: int) -> None:
@@ -78,19 +77,19 @@ class KvSpace:
         whole = found.tokens // size
         shared = found.blocks[:whole]
         fresh = self.wanted(sequence) - whole
-        revived = sum(1 for block in shared if not pool.is_active(block))
+        lent = sum(1 for block in shared if pool.holders(block))
+        revived = whole - lent
         if fresh + revived + headroom > pool.available:
             return False
-        lent = whole - revived  # known prefixes are whole: what is active of one is its begin
         if not self._below_line(sequence, fresh + revived, whole + fresh - lent):
             return False
+        self._lend(shared)
         pool.share(shared)
         taken = pool.take(fresh, shared[-1] if shared else -1, self._expected(sequence) - whole)
         if found.tokens % size and taken[0] != found.blocks[whole]:
             # The source needs no reference: even if it was evicted just now, copies precede everything that a step
             # writes. And if it was evicted to become the target, the content is there already.
             self._copies.append((found.blocks[whole], taken[0]))
-        self._lend(shared[:lent])
         sequence.blocks = [*shared, *taken]
         self._lent[sequence] = lent
         sequence.named_blocks = whole
@@ -146,13 +145,14 @@ class KvSpace:
         return below
 
     def _lend(self, shared: list[int]) -> None:
-        """Somebody else holds these first blocks now: none of their holders gives them back by ending alone."""
-        if not shared:
-            return
-        for one, lent in self._lent.items():
-            blocks = one.blocks
-            if blocks[0] == shared[0]:
-                self._lent[one] = max(lent, _alike(blocks, shared))
+        """One more is about to hold these first blocks: whoever held one alone gives it back no longer by ending."""
+        owner = None
+        for at, block in enumerate(shared):
+            if self.pool.holders(block) == 1:
+                if owner is None or owner.blocks[at : at + 1] != [block]:
+                    # Not always the same one: two that computed the same side by side have each named a part of it.
+                    owner = next(one for one in self._lent if one.blocks[at : at + 1] == [block])
+                self._lent[owner] += 1
 
     def _to_come(self, sequence: Sequence) -> int:
         """Tokens that are charged for, and not there yet; those of a prompt have their blocks from the begin."""
@@ -162,8 +162,3 @@ class KvSpace:
 
     def _expected(self, sequence: Sequence) -> int:
         return blocks_for(sequence.max_len, self.block_size)
-
-
-def _alike(blocks: list[int], shared: list[int]) -> int:
-    """How many of the first are the same in both."""
-    return bisect_left(range(min(len(blocks), len(shared))), True, key=lambda at: blocks[at] != shared[at])

@@ -35,20 +35,24 @@ def test_compiled_kernels_come_first_then_native_bf16(
 _GROWS = """
 import torch, psutil
 torch.set_num_threads(1)
-weight = torch.ones(4096, 512, dtype=torch.bfloat16)
+weight = torch.ones(512, 512, dtype=torch.bfloat16)
 def products(counts):
     for count in counts:
         torch.nn.functional.linear(torch.ones(count, 512, dtype=torch.bfloat16), weight)
 products([1, 2, 3])
-before = psutil.Process().memory_info().rss
-products(range(4, 900))
-print((psutil.Process().memory_info().rss - before) >> 20)
+def grown(counts):
+    before = psutil.Process().memory_info().rss
+    products(counts)
+    return (psutil.Process().memory_info().rss - before) >> 20
+print(grown(range(4, 320)), grown(range(320, 640)))
 """
 
 
 def test_what_is_kept_for_each_shape_of_a_product_is_bounded() -> None:
-    """Of as many shapes as a step can have tokens: by default, on a CPU with bf16, several hundred MiB."""
+    """Of as many shapes again it keeps none more. How much one takes differs by machine: up to a megabyte on a CPU
+    with bf16, nothing without."""
     env = {**os.environ, **environment(1)}
     done = subprocess.run([sys.executable, "-c", _GROWS], env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 400
+    first, more = map(int, done.stdout.split())
+    assert more < first / 2 + 40
