@@ -49,10 +49,3 @@ def forecast(cost: StepCost, demand: Demand, rows: float, chunk: float) -> Forec
         mixed_step_s=decode_s + token_s * chunk,
         mixed_share=share,
     )
-
-
-def prompt_share(cost: StepCost, demand: Demand, rows: float) -> float:
-    """Of the time that a request costs among `rows`, its prompt's part."""
-    prompt_s = demand.prompt_tokens * (cost.prefill_s + cost.pair_s * demand.prompt_tokens / 2)
-    answer_s = demand.output_tokens * cost.seconds(StepShape(0, rows, rows * demand.context_tokens)) / rows
-    return prompt_s / (prompt_s + answer_s) if prompt_s + answer_s > 0 else 0.0

@@ -232,7 +232,8 @@ class Tuner:
     def _legal(self, change: Change | None, limits: Limits, now_s: float) -> Change | None:
         if change is None or (not change.urgent and self._budget < 2):  # one for it, one to take it back
             return None
-        legal = {n: v for n, v in self.space.clamped(change.changes).items() if v != getattr(limits, n)}
+        wished = self.space.clamped(_with_room(change.changes, limits, self.space))
+        legal = {n: v for n, v in wished.items() if v != getattr(limits, n)}
         barred = any(now_s < self._barred.get((n, v > getattr(limits, n)), (0.0, 0.0))[0] for n, v in legal.items())
         return replace(change, changes=legal) if legal and (change.urgent or not barred) else None
 
@@ -250,6 +251,8 @@ class Tuner:
     def _follow(self, rule: str, change: Change, limits: Limits, now_s: float) -> Limits:
         """A line is put where it was measured to be: nothing is tried, so a trial under way goes on."""
         made = self._made(rule, change, limits, now_s)
+        if self._trial:  # which does not take it back
+            self._trial.before = {n: v for n, v in self._trial.before.items() if n not in change.changes}
         self._settled += 1
         self._kept.update(change.changes)
         self._say(made, "kept: it follows what was measured", now_s)
@@ -343,3 +346,11 @@ class Tuner:
                 measured=trial.measured,
             )
         )
+
+
+def _with_room(changes: dict[str, int], limits: Limits, space: Space) -> dict[str, int]:
+    """Larger chunks need memory of their own: the watermark is kept only if admission makes room for it before."""
+    chunk, line = changes.get("prefill_chunk", 0), limits.watermark_blocks
+    if chunk <= limits.prefill_chunk or not line or "watermark_blocks" in changes:
+        return changes
+    return {**changes, "watermark_blocks": min(line, space.admission_beside(chunk) or line)}

@@ -4,7 +4,7 @@ Owns bounds and the two lines: the watermark, which admission is steered by, and
 by construction. Pure. It must not know rules or measurements beyond what is handed in. Enter at `Space`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from engine.budget import Limits, Resolved
@@ -96,6 +96,13 @@ class Space:
         holds, and `unreachable` says so."""
         room = min(self.resolved.kv_blocks, self._room(WATERMARK))
         return int(_PLANNED * room) if _LEAST_SHARE * room >= self.hard_blocks else 0
+
+    def admission_beside(self, chunk: int) -> int:
+        """The same once chunks are so large: what computes them is booked beside what is there, by the plan at most."""
+        resolved = self.resolved
+        booked = self.fixed_bytes + resolved.activation_bytes * chunk // max(1, resolved.step_tokens)
+        planned = Space.of(resolved).fixed_bytes
+        return replace(self, fixed_bytes=max(self.fixed_bytes, min(booked, planned))).admission_blocks
 
     def unreachable(self) -> str:
         """Why a line cannot be held, for people; empty if both can."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from autotune.change import Change, Known
-from autotune.costmodel import prompt_share
 from autotune.objective import goodput
 from autotune.window import Window
+from autotune.worth import Worth
 from engine.budget import Limits
 
 _CLEARLY_WORSE = 0.8  # of what was before: below that no model is asked
@@ -40,8 +40,8 @@ def verdict(
     a minute, the model of a step decides, which has seen both by now; but not over fewer rows: who takes them away has
     to show that it pays. And where the load is no longer there that a gain needs, nothing speaks against the change."""
     if change.goal == "goodput":
-        prompt, answer = _worth(before, known)
-        was, now = (_rate(windows, prompt, answer) for windows in (before, after))
+        worth = _worth(before, were, limits, known)
+        was, now = (_rate(windows, worth) for windows in (before, after))
     else:
         was, now = _mean(change.goal, before), _mean(change.goal, after)
     measured = {name: value for name, value in (("before", was), ("after", now)) if value is not None}
@@ -63,27 +63,26 @@ def verdict(
     return Found(gain > 0, f"{got}, where the model of a step, which has seen both, expects {gain:+.0%}", measured)
 
 
-def _worth(windows: Sequence[Window], known: Known) -> tuple[float, float]:
-    """What a computed token of a prompt and one of an answer are worth, in tokens of answers: each its share of what a
-    request costs. So a change is not blamed for the prompts that it lets in and whose answers come later."""
-    cost, demand = known.cost, known.demand
-    if cost is None or demand is None or demand.prompt_tokens < 1:
-        return 0.0, 1.0
-    share = prompt_share(cost, demand, max(1.0, _mean("running", windows) or 1.0))
-    return share * demand.output_tokens / demand.prompt_tokens, 1 - share
+def _worth(before: Sequence[Window], were: Mapping[str, int], limits: Limits, known: Known) -> Worth | None:
+    """By which both times are measured: the steady state of the time before. So a change is not blamed for the prompts
+    that it lets in and whose answers come later."""
+    rows = max(1.0, _mean("running", before) or 1.0)
+    there = known.at(rows, were.get("prefill_chunk", limits.prefill_chunk))
+    if there is None or known.cost is None or known.demand is None or not there.tokens_per_s < float("inf"):
+        return None
+    return Worth(cost=known.cost, demand=known.demand, rows=rows, mixed_share=there.mixed_share)
 
 
-def _rate(windows: Sequence[Window], prompt: float, answer: float) -> float | None:
-    """Goodput of these windows together, of what was computed in them and not thrown away."""
+def _rate(windows: Sequence[Window], worth: Worth | None) -> float | None:
+    """Goodput of these windows together, of what was computed in them and not thrown away; of the tokens of answers
+    alone, while nobody knows what those of prompts cost."""
     seconds = sum(window.seconds for window in windows)
     if not seconds:
         return None
-    worth = sum(
-        answer * window.output_tokens + prompt * max(0, window.prefill_tokens - window.lost_tokens)
-        for window in windows
-    )
+    written = sum(window.output_tokens for window in windows)
     ended = sum(window.finished + window.shed for window in windows)
-    return goodput(worth / seconds, ended, sum(window.good for window in windows))
+    rate = worth.rate(windows) if worth else written / seconds
+    return goodput(rate, ended, sum(window.good for window in windows))
 
 
 def _expected(
