@@ -15,6 +15,7 @@ HARD_LINE: Final = 0.85  # and never passes this
 LEAST_CONTEXT: Final = 256  # tokens; a limit below that would refuse what everybody asks
 FIRST_CHARGE: Final = 256  # tokens of answer, while nobody knows how long they become
 _PLANNED: Final = 0.96  # of the blocks below the watermark that admission fills: what it foresees is a mean
+_KEPT: Final = 1.6  # times what a chunk needs: an allocator keeps some of what it needed before
 _LEAST_SHARE: Final = 4  # a watermark below a quarter of the hard line's blocks is none: the rest alone is nearly there
 
 
@@ -98,11 +99,11 @@ class Space:
         return int(_PLANNED * room) if _LEAST_SHARE * room >= self.hard_blocks else 0
 
     def admission_beside(self, chunk: int) -> int:
-        """The same once chunks are so large: what computes them is booked beside what is there, by the plan at most."""
+        """The same, if what computes chunks of that size is not booked yet: it is when the first deep one comes."""
         resolved = self.resolved
-        booked = self.fixed_bytes + resolved.activation_bytes * chunk // max(1, resolved.step_tokens)
-        planned = Space.of(resolved).fixed_bytes
-        return replace(self, fixed_bytes=max(self.fixed_bytes, min(booked, planned))).admission_blocks
+        share = min(1.0, _KEPT * chunk / max(1, resolved.step_tokens))
+        booked = Space.of(resolved).fixed_bytes - int((1 - share) * resolved.activation_bytes)
+        return replace(self, fixed_bytes=max(self.fixed_bytes, booked)).admission_blocks
 
     def unreachable(self) -> str:
         """Why a line cannot be held, for people; empty if both can."""

@@ -22,7 +22,7 @@ from engine.budget import Limits
 from engine.stepcost import StepCost
 from telemetry.events import Decision
 from tests.autotune import promises
-from tests.autotune.engines import COST, SLOW, begins, engine
+from tests.autotune.engines import COST, MIB, SLOW, begins, engine
 
 pytestmark = pytest.mark.timeout(240)
 HOURS = 5
@@ -375,3 +375,22 @@ def test_a_knee_within_the_error_of_the_model_is_none() -> None:
     assert found[0.1] is not None
     assert found[0.1].changes == {"max_num_seqs": 32}
     assert found[1.0] is None
+
+
+def test_larger_chunks_get_their_memory_before_they_come() -> None:
+    """What computes them is booked when the first deep one comes: by then admission has made room, and keeps it."""
+    space = replace(Space.of(engine()), fixed_bytes=Space.of(engine()).fixed_bytes - 150 * MIB)
+    limits = begins(engine()).replaced({"watermark_blocks": space.admission_blocks, "prefill_chunk": 40})
+    said: list[Decision] = []
+    tuner = Tuner(
+        space, publish=said.append, rules=[rule("chunk", lambda *_: Change(changes={"prefill_chunk": 200}, why=""))]
+    )
+    window = Window(
+        seconds=5, busy_s=5, output_tokens=100, running=8, waiting=8, waiting_kv=8, running_peak=8, kv_peak=300
+    )
+    tuner.steer(window, limits, 0)
+    now = tuner.steer(window, limits, 5)
+    assert now.prefill_chunk == 200
+    assert now.watermark_blocks == space.admission_beside(200) < 0.9 * limits.watermark_blocks
+    assert said[-1].also == {"watermark_blocks": now.watermark_blocks}
+    assert watermark.propose(window, now, Known(space=space, targets=Targets(), memory_rows=64)) is None
