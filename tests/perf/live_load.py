@@ -48,6 +48,7 @@ class Ran:
     samples: list[tuple[float, Sample]] = field(default_factory=list)
     served: dict[int, Sample] = field(default_factory=dict)
     in_use: list[tuple[float, float]] = field(default_factory=list)  # share of the memory limit
+    written: list[tuple[float, int]] = field(default_factory=list)  # tokens of answers so far, by the daemon's count
     steps: int = 0
     computed: int = 0
 
@@ -55,6 +56,12 @@ class Ran:
         """Of requests that ended after `from_s`, whole."""
         good = sum(s.output_tokens for s in self._whole(from_s))
         return good / (self.seconds - from_s)
+
+    def written_per_s(self, from_s: float) -> float:
+        """Tokens of answers after `from_s`, also of those that are not at their end: where answers take as long as the
+        measurement, few end within it. Nobody is late where there is no target, and `drive` raises if one failed."""
+        (began_s, then), *_, (ended_s, now) = [seen for seen in self.written if seen[0] >= from_s]
+        return (now - then) / (ended_s - began_s)
 
     def figures(self, from_s: float) -> dict[str, float]:
         """What can be said of a simulation as well: rates per second, times in seconds."""
@@ -93,7 +100,9 @@ async def _drive(served: Served, load: Load, seconds: float, text: int, whole: b
 
         async def watch() -> None:
             while True:
-                memory = (await asyncio.to_thread(served.snapshot, "memory"))["memory"]
+                seen = await asyncio.to_thread(served.snapshot, "memory,totals")
+                memory = seen["memory"]
+                ran.written.append((time.perf_counter() - began_s, seen["totals"]["output_tokens"]))
                 if memory["used_bytes"] and memory["limit_bytes"]:
                     ran.in_use.append((time.perf_counter() - began_s, memory["used_bytes"] / memory["limit_bytes"]))
                 await asyncio.sleep(0.5)

@@ -1,7 +1,7 @@
 """The tuner against static limits, live, on one load: what the four tuner_grid_* scripts share; not a script itself.
 
-Half an hour a load. The simulator, calibrated by a minute of the load, ranks 24 static settings. Its three best and
-five spread over the rest, three of them in the worst quartile, run live. Then three rounds: each of the three best
+Some forty minutes a load. The simulator, calibrated by a minute of the load, ranks 24 static settings. Its three best
+and five spread over the rest, three of them in the worst quartile, run live. Then three rounds: each of the three best
 again, and the tuner on a daemon of its own, which knows nothing yet, from the default limits; scored once it had time
 to settle. In a round all read prompts of the same lengths; the words are new each time, so that nobody finds another's
 prompts in the prefix cache. The lines of memory are kept alike: under static settings all that steers throughput is
@@ -36,22 +36,22 @@ _BEST = 3  # measured again, in each round
 _ROUNDS = 3
 _SPREAD = (7, 13, 18, 20, 23)  # ranks, from 0, of the others that run live
 _WORST = 18  # the first rank of the worst quartile of 24
-_WARM = 1 / 3  # of a static run is not scored
 _ABOVE = 0.01  # of the time may be spent above the watermark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds of the runs; `scored_s`: from when on the tuner is scored."""
+    """Seconds of the runs; static settings are scored once they were warm, the tuner from `scored_s` on."""
 
     calibrating_s: float = 30.0
+    warm_s: float = 15.0
     static_s: float = 45.0
     tuner_s: float = 360.0
     scored_s: float = 180.0
     simulated_s: float = 240.0
 
 
-QUICK = Times(calibrating_s=6.0, static_s=9.0, tuner_s=15.0, scored_s=8.0, simulated_s=12.0)
+QUICK = Times(calibrating_s=6.0, warm_s=3.0, static_s=6.0, tuner_s=15.0, scored_s=8.0, simulated_s=12.0)
 
 
 def grid(known: Calibration, start: Limits) -> list[Limits]:
@@ -76,7 +76,7 @@ def row(setting: str, ran: Ran, from_s: float, **more: Any) -> dict[str, Any]:
     """What a run came to."""
     return {
         "setting": setting,
-        "goodput": ran.tokens_per_s(from_s),
+        "goodput": ran.written_per_s(from_s),
         "above_watermark": ran.above(WATERMARK),
         "peak_in_use": max((used for _, used in ran.in_use), default=0.0),
         **more,
@@ -131,8 +131,8 @@ class Bench:
         """What these limits come to."""
         put(self._served, limits)
         times, load = self._times, self._of(round)
-        ran = drive(self._served, load, times.static_s, next(self._texts), whole=False)
-        self._keep(row(name_of(limits), ran, times.static_s * _WARM, round=round))
+        ran = drive(self._served, load, times.warm_s + times.static_s, next(self._texts), whole=False)
+        self._keep(row(name_of(limits), ran, times.warm_s, round=round))
         return self.runs[-1]
 
     def tuned(self, round: int) -> dict[str, Any]:
