@@ -167,7 +167,7 @@ class Tuner:
     def steer(self, window: Window, limits: Limits, now_s: float) -> Limits:
         """One control period has passed. Returns the limits for the next."""
         self._earn(now_s)
-        self._learning.take(window)
+        self._learning.take(window, limits.prefill_chunk)
         self.space = self._learning.measured(self.space)
         self.missed.look(window, limits, self._known(), self._trial.change.why if self._trial else "")
         if self.frozen:

@@ -49,11 +49,12 @@ AT_START: Final = ("rows", "step_tokens", "max_model_len", "block_size", "dtype"
 @dataclass(frozen=True, slots=True)
 class Space:
     """The bounds for one engine. `pinned` knobs are left alone. `fixed_bytes` is what is in use beside the active
-    blocks: planned at start, later as measured."""
+    blocks: planned at start, later as measured; with chunks of `proven_chunk` for so long that it includes them."""
 
     resolved: Resolved
     pinned: frozenset[str] = field(default=frozenset())
     fixed_bytes: int = 0
+    proven_chunk: int = 0
 
     @classmethod
     def of(cls, resolved: Resolved) -> "Space":
@@ -100,6 +101,8 @@ class Space:
 
     def admission_beside(self, chunk: int) -> int:
         """The same, if what computes chunks of that size is not booked yet: it is when the first deep one comes."""
+        if chunk <= self.proven_chunk:
+            return self.admission_blocks
         resolved = self.resolved
         share = min(1.0, _KEPT * chunk / max(1, resolved.step_tokens))
         booked = Space.of(resolved).fixed_bytes - int((1 - share) * resolved.activation_bytes)

@@ -394,3 +394,20 @@ def test_larger_chunks_get_their_memory_before_they_come() -> None:
     assert now.watermark_blocks == space.admission_beside(200) < 0.9 * limits.watermark_blocks
     assert said[-1].also == {"watermark_blocks": now.watermark_blocks}
     assert watermark.propose(window, now, Known(space=space, targets=Targets(), memory_rows=64)) is None
+
+
+def test_in_the_end_it_is_believed_what_large_chunks_need() -> None:
+    """Short prompts never fill one: two minutes show it, and admission gets its blocks back."""
+    free = Space.of(engine()).fixed_bytes - 150 * MIB
+    tuner = Tuner(Space.of(engine()), rules=[watermark])
+    limits = begins(engine(), prefill_chunk=400)
+    window = Window(
+        seconds=5, busy_s=5, output_tokens=100, running=8, waiting=8, waiting_kv=8, kv_peak=300, fixed_bytes=free
+    )
+    lines = []
+    for period in range(30):
+        limits = tuner.steer(window, limits, 5.0 * period)
+        lines.append(limits.watermark_blocks)
+    space = replace(Space.of(engine()), fixed_bytes=free)
+    assert max(lines[:23]) <= space.admission_beside(400) < 0.8 * space.admission_blocks
+    assert lines[-1] == space.admission_blocks
