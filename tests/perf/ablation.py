@@ -15,14 +15,14 @@ _SHOWN = ("output_tokens_per_s", "ttft_p95_s", "inter_token_p95_s", "peak_in_use
 
 
 def run(quick: bool) -> Findings:
-    """24 runs in turns, each on a daemon of its own; quick: three sides, once."""
+    """40 runs in turns, each on a daemon of its own; quick: three sides, once."""
     asked = Ablation(
         model="smollm2",
         features=("paged-kv", "fast-attention") if quick else (),
         alone=False,
-        requests=3 if quick else 16,
+        requests=3 if quick else 40,
         concurrency=8,
-        repeats=1 if quick else 3,
+        repeats=1 if quick else 5,
         seed=SEED,
         longest=256 if quick else 768,
         rows=8,
