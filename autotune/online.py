@@ -232,7 +232,8 @@ class Tuner:
     def _legal(self, change: Change | None, limits: Limits, now_s: float) -> Change | None:
         if change is None or (not change.urgent and self._budget < 2):  # one for it, one to take it back
             return None
-        wished = self.space.clamped(_with_room(change.changes, limits, self.space))
+        space = self.space
+        wished = space.clamped(_with_room(space.clamped(change.changes), limits, space))
         legal = {n: v for n, v in wished.items() if v != getattr(limits, n)}
         barred = any(now_s < self._barred.get((n, v > getattr(limits, n)), (0.0, 0.0))[0] for n, v in legal.items())
         return replace(change, changes=legal) if legal and (change.urgent or not barred) else None

@@ -151,8 +151,9 @@ class KvSpace:
             if self.pool.holders(block) == 1:
                 if owner is None or owner.blocks[at : at + 1] != [block]:
                     # Not always the same one: two that computed the same side by side have each named a part of it.
-                    owner = next(one for one in self._lent if one.blocks[at : at + 1] == [block])
-                self._lent[owner] += 1
+                    owner = next((one for one in self._lent if one.blocks[at : at + 1] == [block]), None)
+                if owner is not None:
+                    self._lent[owner] += 1
 
     def _to_come(self, sequence: Sequence) -> int:
         """Tokens that are charged for, and not there yet; those of a prompt have their blocks from the begin."""

@@ -394,6 +394,10 @@ def test_larger_chunks_get_their_memory_before_they_come() -> None:
     assert now.watermark_blocks == space.admission_beside(200) < 0.9 * limits.watermark_blocks
     assert said[-1].also == {"watermark_blocks": now.watermark_blocks}
     assert watermark.propose(window, now, Known(space=space, targets=Targets(), memory_rows=64)) is None
+    tuner.pin(["prefill_chunk"])
+    for period in range(2, 12):
+        now = tuner.steer(window, limits, 5.0 * period)
+    assert now == limits, "no room is made for chunks that do not come"
 
 
 def test_in_the_end_it_is_believed_what_large_chunks_need() -> None:
