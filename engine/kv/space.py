@@ -36,7 +36,7 @@ class KvSpace:
         self.block_size = block_size
         self._copies: list[tuple[int, int]] = []
         self._line = self._charge = 0
-        self._lent: dict[Sequence, int] = {}  # of each that is open: how many of its blocks others have held as well
+        self._lent: dict[Sequence, int] = {}  # of each that is open: how many of its blocks others hold as well
         self._refused: Sequence | None = None  # by the line, and nobody has ended since
 
     def set_limits(self, capacity: int, line: int, charge: int) -> None:
@@ -83,7 +83,7 @@ class KvSpace:
             return False
         if not self._below_line(sequence, fresh + revived, whole + fresh - lent):
             return False
-        self._lend(shared)
+        self._alone(shared, 1)
         pool.share(shared)
         taken = pool.take(fresh, shared[-1] if shared else -1, self._expected(sequence) - whole)
         if found.tokens % size and taken[0] != found.blocks[whole]:
@@ -109,6 +109,7 @@ class KvSpace:
         """Take all blocks back."""
         self.pool.release(sequence.blocks)
         self._lent.pop(sequence, None)
+        self._alone(sequence.blocks, -1)
         self._refused = None
         sequence.blocks = []
         sequence.named_blocks = 0
@@ -144,16 +145,16 @@ class KvSpace:
         self._refused = None if below else sequence
         return below
 
-    def _lend(self, shared: list[int]) -> None:
-        """One more is about to hold these first blocks: whoever held one alone gives it back no longer by ending."""
+    def _alone(self, blocks: list[int], lends: int) -> None:
+        """Who alone holds one of these first blocks of a table `lends` it from now on (1), or no longer (-1)."""
         owner = None
-        for at, block in enumerate(shared):
+        for at, block in enumerate(blocks):
             if self.pool.holders(block) == 1:
                 if owner is None or owner.blocks[at : at + 1] != [block]:
                     # Not always the same one: two that computed the same side by side have each named a part of it.
                     owner = next((one for one in self._lent if one.blocks[at : at + 1] == [block]), None)
                 if owner is not None:
-                    self._lent[owner] += 1
+                    self._lent[owner] += lends
 
     def _to_come(self, sequence: Sequence) -> int:
         """Tokens that are charged for, and not there yet; those of a prompt have their blocks from the begin."""

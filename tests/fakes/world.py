@@ -103,13 +103,13 @@ class World:
         pool, roster = scheduler._pool, scheduler._roster
         pool.invariants()
         holders = self._holders()
+        assert holders == Counter({block: refs for block, refs in enumerate(pool._refs) if refs}), "references are lost"
         kv = scheduler._kv
         assert set(kv._lent) == set(roster.running.values())
         held = Counter(block for one in kv._lent for block in one.blocks)
         for one, lent in kv._lent.items():
             alone = sum(held[block] == 1 for block in one.blocks)
-            assert 0 <= len(one.blocks) - lent <= alone, "it would give back more than it alone holds"
-        assert holders == Counter({block: refs for block, refs in enumerate(pool._refs) if refs}), "references are lost"
+            assert len(one.blocks) - lent == alone, "what it would give back is miscounted"
         for name, sequence in roster.live.items():
             assert (sequence.state is State.RUNNING) == (sequence.row >= 0) == bool(sequence.blocks), name
             self._check_wait(sequence)
