@@ -29,6 +29,7 @@ class Learning:
         self._footprint = learned.footprint if learned else 0.0  # blocks a running sequence holds, at the busiest
         self._fixed: deque[int] = deque(maxlen=12)  # bytes in use beside the active blocks, as measured
         self._chunk = self._chunk_windows = 0  # the size of chunks, and for how many windows with work
+        self._proven = 0  # the last one that was in force for long
         if learned and learned.fixed_bytes:
             self._fixed.append(learned.fixed_bytes)
         cost = learned.step_cost() if learned else None
@@ -40,6 +41,8 @@ class Learning:
         if chunk != self._chunk:
             self._chunk, self._chunk_windows = chunk, 0
         self._chunk_windows += not window.idle
+        if self._chunk_windows >= _PROVEN:
+            self._proven = chunk
         for sample in window.samples:
             self.fit.learn(sample.shape, sample.seconds * 1e9)
         self._shapes.extend(window.shapes)
@@ -52,7 +55,7 @@ class Learning:
         """`space` with its lines where memory in use has been measured to put them; by the plan until it was."""
         measured, still = max(self._fixed, default=space.fixed_bytes), _STILL * space.resolved.memory_limit_bytes
         fixed = measured if abs(measured - space.fixed_bytes) > still else space.fixed_bytes
-        return replace(space, fixed_bytes=fixed, proven_chunk=self._chunk if self._chunk_windows >= _PROVEN else 0)
+        return replace(space, fixed_bytes=fixed, proven_chunk=self._proven)
 
     @property
     def demand(self) -> Demand | None:

@@ -92,6 +92,7 @@ class Tuner:
         self._rules = tuple(rules)
         self._recent: deque[Window] = deque(maxlen=self._pace.verify)
         self._trial: _Trial | None = None
+        self._taken_back: _Trial | None = None  # until it was compared with the time after it, too
         self._wish: tuple[str, tuple[tuple[str, bool], ...]] | None = None
         self._wished = 0
         self._kept: dict[str, int] = dict(learned.limits) if learned else {}
@@ -186,6 +187,7 @@ class Tuner:
             self._wish = None
             return limits
         self._recent.append(window)
+        self._look_again(limits, now_s)
         found = self._proposal(window, limits, now_s)
         if found is None:
             return limits
@@ -264,6 +266,8 @@ class Tuner:
         before = {name: getattr(limits, name) for name in change.changes}
         self._spend()
         self._wish = None
+        if change.goal:  # from here on it is another time
+            self._taken_back = None
         if change.urgent:  # what had to be taken back at once is not tried again soon
             for name, value in change.changes.items():
                 if value < before[name]:
@@ -287,7 +291,30 @@ class Tuner:
         if found.better or trial.change.urgent:
             self._close(trial, f"kept: {found.why}", limits, now_s)
             return limits
-        return self._roll_back(trial, found.why, limits, now_s)
+        limits = self._roll_back(trial, found.why, limits, now_s)
+        self._taken_back, trial.settling = trial, 0
+        return limits
+
+    def _look_again(self, limits: Limits, now_s: float) -> None:
+        """What was taken back, against the time after it: if that is no better, it was the machine or the load that had
+        changed, and the change may be tried again. Where it is taken back again, the pause is the longer one still."""
+        trial = self._taken_back
+        if trial is None:
+            return
+        if trial.settling < self._pace.settle:
+            trial.settling += 1
+            self._recent.clear()
+        if len(self._recent) < self._pace.verify:
+            return
+        self._taken_back, tried = None, limits.replaced(trial.change.changes)
+        found = verdict(trial.change, list(self._recent), trial.windows, trial.before, tried, self._known())
+        if not found.better:
+            return
+        for name, value in trial.change.changes.items():
+            key = name, value > trial.before[name]
+            self._barred[key] = (now_s, self._barred[key][1])
+        trial.measured = found.measured
+        self._say(trial, f"rolled back, but may be tried again: against the time after it, {found.why}", now_s)
 
     def _close(self, trial: _Trial, said: str, limits: Limits, now_s: float) -> None:
         self._trial = None

@@ -100,13 +100,12 @@ class Space:
         return int(_PLANNED * room) if _LEAST_SHARE * room >= self.hard_blocks else 0
 
     def admission_beside(self, chunk: int) -> int:
-        """The same, if what computes chunks of that size is not booked yet: it is when the first deep one comes."""
-        if chunk <= self.proven_chunk:
-            return self.admission_blocks
-        resolved = self.resolved
-        share = min(1.0, _KEPT * chunk / max(1, resolved.step_tokens))
-        booked = Space.of(resolved).fixed_bytes - int((1 - share) * resolved.activation_bytes)
-        return replace(self, fixed_bytes=max(self.fixed_bytes, booked)).admission_blocks
+        """The same, if what computes chunks of that size is not booked yet: it is when the first deep one comes. What
+        is measured already has that of the chunks that were in force for long; the plan has that of the largest."""
+        more = max(0, chunk - self.proven_chunk) / max(1, self.resolved.step_tokens)
+        booked = self.fixed_bytes + int(_KEPT * more * self.resolved.activation_bytes)
+        planned = Space.of(self.resolved).fixed_bytes
+        return replace(self, fixed_bytes=max(self.fixed_bytes, min(booked, planned))).admission_blocks
 
     def unreachable(self) -> str:
         """Why a line cannot be held, for people; empty if both can."""

@@ -4,8 +4,8 @@ from autotune.change import GROWTH, Change, Known
 from autotune.window import Window
 from engine.budget import Limits
 
-LEAST_GAIN = 0.05
-_ENOUGH = 0.98  # of the best rate: smaller chunks that give so much are kinder to those who decode, and to memory
+LEAST_GAIN = 0.03
+_ENOUGH = 0.99  # of the best rate: smaller chunks that give so much are kinder to those who decode, and to memory
 
 
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:

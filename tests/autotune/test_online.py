@@ -352,6 +352,26 @@ def test_a_line_that_follows_a_measurement_does_not_disturb_a_trial() -> None:
     assert limits.prefill_chunk == 100
 
 
+@pytest.mark.parametrize(("later", "again"), [(100, False), (50, True)])
+def test_a_machine_that_became_slower_is_not_held_against_a_change(later: int, again: bool) -> None:
+    """Taken back for 70 after 100 a window: with 50 after it, it may be tried at once; with 100, in five minutes."""
+
+    def grows(window: Window, limits: Limits, known: Known) -> Change | None:
+        return Change(changes={"prefill_chunk": 100}, why="larger", predicted={"gain": 0.2})
+
+    said: list[Decision] = []
+    tuner = Tuner(Space.of(engine()), publish=said.append, rules=[rule("grows", grows)])
+    limits = begins(engine())
+    window = Window(seconds=5, busy_s=5, output_tokens=100, running=8, waiting=9)
+    written = [100] * 2 + [70] * 5 + [later] * 20
+    for period, tokens in enumerate(written):
+        limits = tuner.steer(replace(window, output_tokens=tokens), limits, 5.0 * period)
+    assert [d.verdict.split(",")[0].split(":")[0] for d in said[:3]] == ["", "rolled back", "done"]
+    assert [d.verdict for d in said[3:5]] == (["rolled back, but may be tried again: against the time after it, "
+                                               "goodput 10 → 14", ""] if again else [])  # fmt: skip
+    assert tuner.status()["state"] == "watching"
+
+
 def test_a_chunk_is_found_in_one_step_and_no_larger_than_it_pays() -> None:
     demand = Demand(prompt_tokens=1000, output_tokens=100, context_tokens=1100)
     window = Window(seconds=5, busy_s=5, running=8, running_peak=8, waiting=9, output_tokens=100, prefill_tokens=100)

@@ -8,19 +8,29 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from statistics import fmean
+from typing import Any
 
+import msgspec
+
+from autotune.costmodel import Demand, forecast
 from autotune.simulate import Outcome, Simulation
+from autotune.watch import samples_of
 from autotune.whatif import Calibration
+from autotune.window import Window
 from autotune.workload import Job, Mix, Synthetic, Traffic, synthetic
+from autotune.worth import Worth
 from daemon.lab.calibrate import calibration
 from daemon.load.client import EMPTY, Sample, connect
 from daemon.load.drive import Drive
 from daemon.load.workload import LoadRequest, Workload
 from engine.budget import Limits
+from telemetry.events import StepReport
 from tests.perf.served import Served
 
 _TEMPLATE_TOKENS = 64
+_DRAWN = 2000  # jobs that the mean of a load is taken of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +58,7 @@ class Ran:
     samples: list[tuple[float, Sample]] = field(default_factory=list)
     served: dict[int, Sample] = field(default_factory=dict)
     in_use: list[tuple[float, float]] = field(default_factory=list)  # share of the memory limit
-    written: list[tuple[float, int]] = field(default_factory=list)  # tokens of answers so far, by the daemon's count
+    seen: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  # the daemon's totals and newest steps
     steps: int = 0
     computed: int = 0
 
@@ -60,8 +70,12 @@ class Ran:
     def written_per_s(self, from_s: float) -> float:
         """Tokens of answers after `from_s`, also of those that are not at their end: where answers take as long as the
         measurement, few end within it. Nobody is late where there is no target, and `drive` raises if one failed."""
-        (began_s, then), *_, (ended_s, now) = [seen for seen in self.written if seen[0] >= from_s]
-        return (now - then) / (ended_s - began_s)
+        windows = self.windows(from_s)
+        return sum(window.output_tokens for window in windows) / sum(window.seconds for window in windows)
+
+    def windows(self, from_s: float) -> list[Window]:
+        """What was computed after `from_s`, in stretches of half a second, by the daemon's own counts."""
+        return [_window(*pair) for pair in pairwise(seen for seen in self.seen if seen[0] >= from_s)]
 
     def figures(self, from_s: float) -> dict[str, float]:
         """What can be said of a simulation as well: rates per second, times in seconds."""
@@ -100,9 +114,9 @@ async def _drive(served: Served, load: Load, seconds: float, text: int, whole: b
 
         async def watch() -> None:
             while True:
-                seen = await asyncio.to_thread(served.snapshot, "memory,totals")
+                seen = await asyncio.to_thread(served.snapshot, "memory,totals,steps")
                 memory = seen["memory"]
-                ran.written.append((time.perf_counter() - began_s, seen["totals"]["output_tokens"]))
+                ran.seen.append((time.perf_counter() - began_s, seen))
                 if memory["used_bytes"] and memory["limit_bytes"]:
                     ran.in_use.append((time.perf_counter() - began_s, memory["used_bytes"] / memory["limit_bytes"]))
                 await asyncio.sleep(0.5)
@@ -123,6 +137,27 @@ async def _drive(served: Served, load: Load, seconds: float, text: int, whole: b
     if failed:
         raise RuntimeError(f"of {len(ran.samples)} requests {len(failed)} failed: {sorted(set(failed))}")
     return ran
+
+
+def _window(before: tuple[float, dict[str, Any]], now: tuple[float, dict[str, Any]]) -> Window:
+    """Only the figures that `Worth` reads."""
+    (began_s, was), (ended_s, seen) = before, now
+    grown = {name: _counted(seen, name) - _counted(was, name) for name in ("output_tokens", "prefill", "lost")}
+    steps = [msgspec.convert(step, StepReport) for step in seen["steps"] or () if step["at_ns"] > was["at_ns"]]
+    return Window(
+        seconds=ended_s - began_s,
+        output_tokens=grown["output_tokens"],
+        prefill_tokens=grown["prefill"],
+        lost_tokens=grown["lost"],
+        samples=tuple(samples_of(steps)),
+    )
+
+
+def _counted(seen: dict[str, Any], name: str) -> int:
+    totals = seen["totals"]
+    if name == "lost":
+        return sum(totals["preempted_tokens"].values())
+    return int((totals["step_tokens"] or {}).get(name, 0) if name == "prefill" else totals[name])
 
 
 def _progress(served: Served) -> tuple[int, int]:
@@ -160,6 +195,27 @@ def like(load: Load, longest: int, served: dict[int, Sample]) -> Traffic:
         return replace(job, prompt_tokens=prompt, output_tokens=output, system_tokens=begins)
 
     return _Mapped(jobs, lived)
+
+
+def priced(known: Calibration, traffic: Traffic, rows: float) -> Worth:
+    """One list of prices, to measure every run of a load by: in 45 s come too few long prompts, and too many or none
+    of them, for the tokens of answers to say how much was done. In the long run of a load both measures agree, whatever
+    the prices: what it makes of prompts and answers then is the load's mix."""
+    jobs = list(islice(_ever(traffic), _DRAWN))
+    prompt, output = fmean(j.prompt_tokens - j.system_tokens for j in jobs), fmean(j.output_tokens for j in jobs)
+    context = fmean(j.prompt_tokens + j.output_tokens / 2 for j in jobs)
+    demand = Demand(prompt_tokens=prompt, output_tokens=output, context_tokens=context)
+    share = forecast(known.cost, demand, rows, known.limits.prefill_chunk).mixed_share
+    return Worth(cost=known.cost, demand=demand, rows=rows, mixed_share=share)
+
+
+def _ever(traffic: Traffic) -> Iterator[Job]:
+    """Its jobs, one after another, as if each had ended at once."""
+    for job in traffic.arrivals():
+        following: Job | None = job
+        while following is not None:
+            yield following
+            following = traffic.after(following, following.at_s)
 
 
 @dataclass(slots=True)

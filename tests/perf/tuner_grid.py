@@ -6,6 +6,9 @@ again, and the tuner on a daemon of its own, which knows nothing yet, from the d
 to settle. In a round all read prompts of the same lengths; the words are new each time, so that nobody finds another's
 prompts in the prefix cache. The lines of memory are kept alike: under static settings all that steers throughput is
 pinned, and the tuner may move the lines to where they are measured.
+
+Goodput is what `Worth` makes of prompts and answers, by one list of prices for all runs of a load, simulated and live;
+`written` is what came out as answers in that stretch.
 """
 
 import itertools
@@ -20,9 +23,10 @@ from typing import Any
 
 from autotune.space import HARD_LINE, WATERMARK, Space
 from autotune.whatif import Calibration
+from autotune.worth import Worth
 from engine.budget import Limits
 from tests.perf.harness import Findings
-from tests.perf.live_load import Load, Ran, calibrated, drive, like, limits_of, simulated, steer
+from tests.perf.live_load import Load, Ran, calibrated, drive, like, limits_of, priced, simulated, steer
 from tests.perf.served import Served, serving
 
 MEMORY = "1200MiB"
@@ -72,11 +76,13 @@ def put(served: Served, limits: Limits) -> None:
     steer(served, set=values, why="a measurement")
 
 
-def row(setting: str, ran: Ran, from_s: float, **more: Any) -> dict[str, Any]:
-    """What a run came to."""
+def row(setting: str, ran: Ran, from_s: float, prices: Worth | None = None, **more: Any) -> dict[str, Any]:
+    """What a run came to; without prices, tokens of answers are all that counts."""
+    written = ran.written_per_s(from_s)
     return {
         "setting": setting,
-        "goodput": ran.written_per_s(from_s),
+        "goodput": prices.rate(ran.windows(from_s)) if prices else written,
+        "written": written,
         "above_watermark": ran.above(WATERMARK),
         "peak_in_use": max((used for _, used in ran.in_use), default=0.0),
         **more,
@@ -109,18 +115,22 @@ class Bench:
         self.begun = limits_of(served)
         put(served, self.begun)
         self.runs: list[dict[str, Any]] = []
+        self._prices: Worth | None = None
 
     def ranked(self) -> tuple[Calibration, list[Limits]]:
         """The grid, best first, by the simulator. By one number of rows it would not know what others cost."""
-        for rows in (max(1, self.begun.max_num_seqs // 8), self.begun.max_num_seqs):
+        for rows in (max(1, self.begun.max_num_seqs // 32), self.begun.max_num_seqs):
             put(self._served, self.begun.replaced({"max_num_seqs": rows}))
-            seen = drive(self._served, self._load, self._times.calibrating_s, next(self._texts))
+            seconds, last = self._times.calibrating_s, rows == self.begun.max_num_seqs
+            seen = drive(self._served, self._load, seconds, next(self._texts), whole=last)
         known = calibrated(self._served)
+        longest = known.resolved.max_model_len
+        self._prices = prices = priced(known, like(self._load, longest, seen.served), _together(seen))
         forecasts = []
         for limits in grid(known, limits_of(self._served)):
-            traffic = like(self._load, known.resolved.max_model_len, seen.served)
-            seconds = self._times.simulated_s
-            forecasts.append((simulated(known, limits, traffic, seconds, seconds / 4).goodput, limits))
+            traffic, seconds = like(self._load, longest, seen.served), self._times.simulated_s
+            periods = simulated(known, limits, traffic, seconds, seconds / 4).periods
+            forecasts.append((prices.rate([window for at_s, _, window in periods if at_s > seconds / 4]), limits))
         forecasts.sort(key=lambda forecast: -forecast[0])
         for rank, (goodput, limits) in enumerate(forecasts):
             self.runs.append({"setting": name_of(limits), "rank": rank, "simulated": goodput})
@@ -132,7 +142,7 @@ class Bench:
         put(self._served, limits)
         times, load = self._times, self._of(round)
         ran = drive(self._served, load, times.warm_s + times.static_s, next(self._texts), whole=False)
-        self._keep(row(name_of(limits), ran, times.warm_s, round=round))
+        self._keep(row(name_of(limits), ran, times.warm_s, self._prices, round=round))
         return self.runs[-1]
 
     def tuned(self, round: int) -> dict[str, Any]:
@@ -142,7 +152,8 @@ class Bench:
             ran = drive(served, self._of(round), self._times.tuner_s, next(self._texts), whole=False)
             decisions = [d for d in served.snapshot("decisions")["decisions"] if d["at_ns"] >= began_ns]
             limits = name_of(limits_of(served))
-        self._keep(row("the tuner", ran, self._times.scored_s, round=round, ended_with=limits, decisions=decisions))
+        more = {"round": round, "ended_with": limits, "decisions": decisions}
+        self._keep(row("the tuner", ran, self._times.scored_s, self._prices, **more))
         return self.runs[-1]
 
     def _of(self, round: int) -> Load:
@@ -152,8 +163,8 @@ class Bench:
         self.runs.append(found)
         said = f", ends with {found['ended_with']}" if "ended_with" in found else ""
         print(
-            f"round {found['round']}: {found['setting']}: {found['goodput']:.1f} tokens/s, {found['peak_in_use']:.1%} "
-            f"in use at most{said}",
+            f"round {found['round']}: {found['setting']}: {found['goodput']:.1f} tokens/s ({found['written']:.1f} "
+            f"written), {found['peak_in_use']:.1%} in use at most{said}",
             flush=True,
         )
 
@@ -176,6 +187,12 @@ def measured(load: Load, quick: bool, times: Times | None = None, memory: str = 
             tuned.append(bench.tuned(round))
     worst = _median([run for rank, run in first.items() if rank >= min(_WORST, len(ranked) - 1)])
     return _judged(bench.runs, tuned, again, worst, Space.of(known.resolved).unreachable(), load)
+
+
+def _together(ran: Ran) -> float:
+    """Rows that decode in a step, of steps in which any does."""
+    decoding = [s.shape.decode_rows for window in ran.windows(0.0) for s in window.samples if s.shape.decode_rows]
+    return statistics.fmean(decoding)
 
 
 def _median(runs: list[dict[str, Any]]) -> float:
