@@ -49,7 +49,7 @@ class Known:
         if self.cost is None or self.demand is None:
             return None
         doubling = self.space.resolved.context_doubling
-        return forecast(self.cost, self.demand, rows, chunk * doubling / (doubling + self.demand.prompt_tokens / 2))
+        return forecast(self.cost, self.demand, rows, chunk * doubling / (doubling + self.demand.depth_tokens))
 
     def in_time(self, rows: int, chunk: int) -> bool:
         """Whether the target between tokens would be met, as far as is known: at the 95th percentile, so by the steps

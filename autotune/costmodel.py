@@ -4,6 +4,7 @@ It must not know limits, rules or where steps come from. Enter at `forecast`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.stepcost import StepCost, StepShape
@@ -22,11 +23,25 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What requests are like, on average: tokens to compute of a prompt, tokens of an answer, positions of context."""
+    """What requests are like, on average: tokens to compute of a prompt, and how many each of them has before it;
+    tokens of an answer, and positions of context."""
 
     prompt_tokens: float
     output_tokens: float
     context_tokens: float
+    depth_tokens: float  # half a prompt where all are alike; more where most of what is computed is of the long ones
+
+    @classmethod
+    def of(cls, requests: Sequence[tuple[int, int, int]]) -> "Demand":
+        """Of each, at least one: prompt tokens found in the cache, those computed, and tokens of the answer."""
+        count, computed = len(requests), sum(prompt for _, prompt, _ in requests)
+        pairs = sum(prompt * (cached + prompt / 2) for cached, prompt, _ in requests)
+        return cls(
+            prompt_tokens=computed / count,
+            output_tokens=sum(output for _, _, output in requests) / count,
+            context_tokens=sum(cached + prompt + output / 2 for cached, prompt, output in requests) / count,
+            depth_tokens=pairs / computed if computed else 0.0,
+        )
 
 
 def forecast(cost: StepCost, demand: Demand, rows: float, chunk: float) -> Forecast:
@@ -36,7 +51,7 @@ def forecast(cost: StepCost, demand: Demand, rows: float, chunk: float) -> Forec
     prefill = rows * demand.prompt_tokens / max(1.0, demand.output_tokens)  # tokens a step
     context = rows * demand.context_tokens
     decode_s = cost.seconds(StepShape(0, rows, context))
-    token_s = cost.prefill_s + cost.pair_s * demand.prompt_tokens / 2  # on average it attends to half of its prompt
+    token_s = cost.prefill_s + cost.pair_s * demand.depth_tokens
     share = min(1.0, prefill / chunk)
     # More prompt than chunks can carry: rows wait for their prompts, and fewer of them decode.
     busy = min(1.0, chunk / prefill) if prefill > chunk else 1.0

@@ -62,11 +62,7 @@ class Learning:
         """The mean request; None before some have ended."""
         if len(self._shapes) < 4:
             return None
-        count = len(self._shapes)
-        prompt = sum(one.prompt_tokens - one.cached_tokens for one in self._shapes) / count
-        output = sum(one.output_tokens for one in self._shapes) / count
-        whole = sum(one.prompt_tokens + one.output_tokens / 2 for one in self._shapes) / count
-        return Demand(prompt_tokens=prompt, output_tokens=output, context_tokens=whole)
+        return Demand.of([(s.cached_tokens, s.prompt_tokens - s.cached_tokens, s.output_tokens) for s in self._shapes])
 
     def memory_rows(self, space: Space) -> int:
         """How many sequences may run so that the pool stays below the watermark. Each is charged what it was seen to

@@ -21,7 +21,7 @@ def window_between(before: Snapshot, now: Snapshot, targets: Targets) -> Window:
     """The period from `before` to `now`, whose latencies must be of just that time. A snapshot shows the newest steps
     and records only: of more, these stand for all."""
     seconds = (now.at_ns - before.at_ns) / 1e9
-    steps = [step for step in now.steps or () if step.at_ns > before.at_ns]
+    steps = new_steps(before.steps or (), now.steps or ())
     records = _records(before, now)
     good = sum(_good(record, targets) for record in records)
     latency, kv, memory = now.latency, now.kv, now.memory
@@ -58,6 +58,12 @@ def window_between(before: Snapshot, now: Snapshot, targets: Targets) -> Window:
         samples=tuple(samples_of(steps)),
         shapes=tuple(Shape(r.prompt_tokens, r.cached_tokens, r.output_tokens) for r in records),
     )
+
+
+def new_steps(before: Sequence[StepReport], now: Sequence[StepReport]) -> list[StepReport]:
+    """Those that had not ended then: the one under way is told of later, and is the longer the surer to be that one."""
+    last_ns = before[-1].at_ns if before else 0
+    return [step for step in now if step.at_ns > last_ns]
 
 
 def _busy_s(step: StepReport) -> float:

@@ -86,6 +86,12 @@ def _bimodal(rng: random.Random) -> tuple[str, int, int]:
     return "long", rng.randint(1500, 2500), rng.randint(32, 96)
 
 
+def _mixture(rng: random.Random) -> tuple[str, int, int]:
+    """Short prompts, now and then one that is twenty times as long, and answers of any length to either."""
+    kind, prompt = ("short", (50, 150)) if rng.random() < 0.8 else ("long", (1000, 2000))
+    return kind, rng.randint(*prompt), rng.randint(64, 512)
+
+
 def _heavy(rng: random.Random) -> tuple[str, int, int]:
     """Pareto with a tail index of 1.2, as prompt lengths of real services have: the mean is made by the rare ones."""
     prompt = min(6000, round(60 * rng.paretovariate(1.2)))
@@ -99,8 +105,8 @@ def _agent(rng: random.Random) -> tuple[str, int, int]:
 
 MIXES: Final[dict[str, Mix]] = {
     "short": Mix(draw=_uniform("short", (50, 150), (32, 96))),
-    "long": Mix(draw=_uniform("long", (600, 1200), (128, 384))),
-    "mixed": Mix(draw=_bimodal),
+    "long": Mix(draw=_uniform("long", (500, 1000), (256, 512))),
+    "mixed": Mix(draw=_mixture),
     "fixed": Mix(draw=_uniform("fixed", (128, 128), (128, 128))),
     "lognormal": Mix(draw=_lognormal),
     "bimodal": Mix(draw=_bimodal),

@@ -27,7 +27,7 @@ class Worth:
         """Output tokens per second that would cost as much as all that was computed, and not thrown away, did."""
         shapes = [sample.shape for window in windows for sample in window.samples]
         prompts, answers = (sum(getattr(s, name) for s in shapes) for name in ("prefill_tokens", "decode_rows"))
-        depth = sum(s.prefill_pairs for s in shapes) / prompts if prompts else self.demand.prompt_tokens / 2
+        depth = sum(s.prefill_pairs for s in shapes) / prompts if prompts else self.demand.depth_tokens
         context = sum(s.context_tokens for s in shapes) / answers if answers else self.demand.context_tokens
         read = sum(max(0, window.prefill_tokens - window.lost_tokens) for window in windows)
         written = sum(window.output_tokens for window in windows)
@@ -39,7 +39,7 @@ class Worth:
     @property
     def _request_s(self) -> float:
         demand = self.demand
-        prompt_s = demand.prompt_tokens * self._prompt_s(demand.prompt_tokens / 2)
+        prompt_s = demand.prompt_tokens * self._prompt_s(demand.depth_tokens)
         return prompt_s + max(1.0, demand.output_tokens) * self._answer_s(demand.context_tokens)
 
     def _prompt_s(self, depth: float) -> float:

@@ -61,6 +61,7 @@ class LoadClient:
     include_usage: bool = True
     timeout_s: float = 600.0
     longest: int = 0  # prompt and answer in tokens, if the server says (as vLLM does)
+    ignore_eos: bool = False  # each answer as long as was asked for: an extension that inferd, vLLM and SGLang know
 
     async def prepare(self) -> Sizer:
         """Settle the model and measure how words become tokens. Raises TargetError."""
@@ -86,6 +87,7 @@ class LoadClient:
             "seed": request.seed,
             "stream": True,
             **({"stream_options": {"include_usage": True}} if self.include_usage else {}),
+            **({"ignore_eos": True} if self.ignore_eos else {}),
         }
         try:
             async with (

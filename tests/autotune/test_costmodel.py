@@ -83,7 +83,7 @@ def test_a_busy_machine_does_not_flatter_the_fit() -> None:
 
 def test_the_knee_is_where_the_square_of_the_rows_outweighs_the_fixed_cost() -> None:
     cost = StepCost(fixed_s=0.02, prefill_s=0.0, row_s=0.001, context_s=0.0, crowd_s=2e-4)
-    demand = Demand(prompt_tokens=0, output_tokens=100, context_tokens=0)
+    demand = Demand(prompt_tokens=0, output_tokens=100, context_tokens=0, depth_tokens=0)
     best = max(range(1, 65), key=lambda rows: forecast(cost, demand, rows, 64).tokens_per_s)
     assert best == round(math.sqrt(0.02 / 2e-4))
 
@@ -99,3 +99,10 @@ def test_a_life_before_is_a_beginning_that_new_steps_outweigh() -> None:
     found = fit.cost()
     assert found is not None
     assert found.seconds(StepShape(0, 8, 2000)) == pytest.approx(0.1, rel=0.12)
+
+
+def test_most_of_what_is_computed_is_of_the_long_prompts() -> None:
+    alike, mixed = Demand.of([(0, 100, 10)] * 2), Demand.of([(0, 20, 10), (0, 180, 10)])
+    assert (alike.prompt_tokens, alike.context_tokens, alike.depth_tokens) == (100, 105, 50)
+    assert (mixed.prompt_tokens, mixed.context_tokens, mixed.depth_tokens) == (100, 105, 82)
+    assert Demand.of([(50, 100, 10)]).depth_tokens == 100, "what was cached is attended to, too"

@@ -373,7 +373,7 @@ def test_a_machine_that_became_slower_is_not_held_against_a_change(later: int, a
 
 
 def test_a_chunk_is_found_in_one_step_and_no_larger_than_it_pays() -> None:
-    demand = Demand(prompt_tokens=1000, output_tokens=100, context_tokens=1100)
+    demand = Demand(prompt_tokens=1000, output_tokens=100, context_tokens=1100, depth_tokens=500)
     window = Window(seconds=5, busy_s=5, running=8, running_peak=8, waiting=9, output_tokens=100, prefill_tokens=100)
     found = {}
     for target in (0.0, 0.1):
@@ -386,7 +386,7 @@ def test_a_chunk_is_found_in_one_step_and_no_larger_than_it_pays() -> None:
 
 def test_a_knee_within_the_error_of_the_model_is_none() -> None:
     """64 rows on a machine with a knee at 8: a doubt of a tenth changes nothing, one as large as the gain does."""
-    demand = Demand(prompt_tokens=100, output_tokens=64, context_tokens=130)
+    demand = Demand(prompt_tokens=100, output_tokens=64, context_tokens=130, depth_tokens=50)
     window = Window(seconds=5, busy_s=5, running=64, running_peak=64, waiting=9, output_tokens=100, prefill_tokens=100)
     found = {}
     for error in (0.1, 1.0):

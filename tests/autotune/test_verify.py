@@ -15,7 +15,7 @@ from engine.stepcost import StepCost, StepShape
 from tests.autotune.engines import COST, begins, engine
 
 BEFORE = Window(seconds=5, busy_s=5, output_tokens=500, prefill_tokens=500, running=10, waiting=9, finished=5, good=5)
-DEMAND = Demand(prompt_tokens=100, output_tokens=100, context_tokens=150)
+DEMAND = Demand(prompt_tokens=100, output_tokens=100, context_tokens=150, depth_tokens=50)
 CHUNK = Change(changes={"prefill_chunk": 144}, why="", predicted={"gain": 0.2})
 
 
@@ -67,7 +67,7 @@ def test_prompts_that_a_change_lets_in_are_not_held_against_it() -> None:
 def test_a_token_counts_for_what_it_costs_where_it_stands() -> None:
     """The end of long prompts takes three times as long as their begin: as much was done."""
     deep = replace(COST, pair_s=COST.prefill_s / 500)
-    demand = Demand(prompt_tokens=2000, output_tokens=100, context_tokens=2000)
+    demand = Demand(prompt_tokens=2000, output_tokens=100, context_tokens=2000, depth_tokens=1000)
 
     def reads(tokens: int, depth: int) -> Window:
         step = Sample(StepShape(100, 5, 10_000, 100 * depth), 1.0)
@@ -81,7 +81,7 @@ def test_a_token_counts_for_what_it_costs_where_it_stands() -> None:
 
 def test_what_a_step_costs_in_any_case_is_paid_by_its_prompt() -> None:
     """Where each step carries one, ten answers more a second are worth what their rows add, and no more."""
-    demand = Demand(prompt_tokens=1000, output_tokens=100, context_tokens=0)
+    demand = Demand(prompt_tokens=1000, output_tokens=100, context_tokens=0, depth_tokens=500)
     cost = StepCost(fixed_s=0.1, prefill_s=0.001, row_s=0.002, context_s=0.0)
     more_read = replace(BEFORE, prefill_tokens=600, output_tokens=450)  # 100 x 1 ms for 50 x 2 ms
     measured = found(CHUNK, more_read, cost=cost, demand=demand).measured

@@ -16,7 +16,7 @@ import msgspec
 
 from autotune.costmodel import Demand, forecast
 from autotune.simulate import Outcome, Simulation
-from autotune.watch import samples_of
+from autotune.watch import new_steps, samples_of
 from autotune.whatif import Calibration
 from autotune.window import Window
 from autotune.workload import Job, Mix, Synthetic, Traffic, synthetic
@@ -101,6 +101,7 @@ class Ran:
 async def _drive(served: Served, load: Load, seconds: float, text: int, whole: bool) -> Ran:
     ran, begun = Ran(seconds), _progress(served)
     async with connect(served.url) as client:
+        client.ignore_eos = True
         workload = Workload(load.mix, text or load.seed, await client.prepare())
         began_s = time.perf_counter()
 
@@ -143,7 +144,7 @@ def _window(before: tuple[float, dict[str, Any]], now: tuple[float, dict[str, An
     """Only the figures that `Worth` reads."""
     (began_s, was), (ended_s, seen) = before, now
     grown = {name: _counted(seen, name) - _counted(was, name) for name in ("output_tokens", "prefill", "lost")}
-    steps = [msgspec.convert(step, StepReport) for step in seen["steps"] or () if step["at_ns"] > was["at_ns"]]
+    steps = new_steps(*(msgspec.convert(told["steps"] or [], list[StepReport]) for told in (was, seen)))
     return Window(
         seconds=ended_s - began_s,
         output_tokens=grown["output_tokens"],
@@ -202,10 +203,8 @@ def priced(known: Calibration, traffic: Traffic, rows: float) -> Worth:
     of them, for the tokens of answers to say how much was done. In the long run of a load both measures agree, whatever
     the prices: what it makes of prompts and answers then is the load's mix."""
     jobs = list(islice(_ever(traffic), _DRAWN))
-    prompt, output = fmean(j.prompt_tokens - j.system_tokens for j in jobs), fmean(j.output_tokens for j in jobs)
-    context = fmean(j.prompt_tokens + j.output_tokens / 2 for j in jobs)
-    demand = Demand(prompt_tokens=prompt, output_tokens=output, context_tokens=context)
-    share = forecast(known.cost, demand, rows, known.limits.prefill_chunk).mixed_share
+    demand = Demand.of([(j.system_tokens, j.prompt_tokens - j.system_tokens, j.output_tokens) for j in jobs])
+    share = forecast(known.cost, demand, rows, known.resolved.step_tokens).mixed_share
     return Worth(cost=known.cost, demand=demand, rows=rows, mixed_share=share)
 
 

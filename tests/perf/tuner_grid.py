@@ -52,22 +52,26 @@ class Times:
     static_s: float = 45.0
     tuner_s: float = 360.0
     scored_s: float = 180.0
-    simulated_s: float = 240.0
+    simulated_s: float = 480.0
 
 
 QUICK = Times(calibrating_s=6.0, warm_s=3.0, static_s=6.0, tuner_s=15.0, scored_s=8.0, simulated_s=12.0)
 
 
 def grid(known: Calibration, start: Limits) -> list[Limits]:
-    """24 settings: rows × chunks, from far too few to the ceilings."""
+    """24 settings: rows × tokens of a step, from far too few to the ceilings; the two that people set elsewhere, where
+    prompts take as much of a step as is free."""
     ceiling = known.resolved.ceilings()
-    rows = sorted({max(1, ceiling["max_num_seqs"] * share // 64) for share in (1, 4, 8, 16, 32, 64)})
-    chunks = sorted({max(16, ceiling["prefill_chunk"] * share // 32) for share in (1, 4, 12, 32)})
-    return [start.replaced({"max_num_seqs": n, "prefill_chunk": c}) for n, c in itertools.product(rows, chunks)]
+    rows = sorted({max(1, ceiling["max_num_seqs"] * share // 64) for share in (1, 4, 16, 64)})
+    steps = sorted({max(16, ceiling["max_num_batched_tokens"] * share // 32) for share in (1, 2, 4, 8, 16, 32)})
+    return [
+        start.replaced({"max_num_seqs": n, "max_num_batched_tokens": t, "prefill_chunk": t})
+        for n, t in itertools.product(rows, steps)
+    ]
 
 
 def name_of(limits: Limits) -> str:
-    return f"{limits.max_num_seqs} rows, chunks of {limits.prefill_chunk}"
+    return f"{limits.max_num_seqs} rows, chunks of {limits.prefill_chunk} in steps of {limits.max_num_batched_tokens}"
 
 
 def put(served: Served, limits: Limits) -> None:
