@@ -3,9 +3,10 @@
 Some forty minutes a load. The simulator, calibrated by a minute of the load, ranks 24 static settings. Its three best
 and five spread over the rest, three of them in the worst quartile, run live. Then three rounds: each of the three best
 again, and the tuner on a daemon of its own, which knows nothing yet, from the default limits; scored once it had time
-to settle. In a round all read prompts of the same lengths; the words are new each time, so that nobody finds another's
-prompts in the prefix cache. The lines of memory are kept alike: under static settings all that steers throughput is
-pinned, and the tuner may move the lines to where they are measured.
+to settle. What is scored is a lap: the load from its begin, the same in every lap of a round but for the words, so that
+nobody finds another's prompts in the prefix cache. A static setting runs one, the tuner one after another: a minute of
+a load is not like the next, since short requests end first and long ones gather. The lines of memory are kept alike:
+under static settings all that steers throughput is pinned, and the tuner may move the lines to where they are measured.
 
 Goodput is what `Worth` makes of prompts and answers, by one list of prices for all runs of a load, simulated and live;
 `written` is what came out as answers in that stretch.
@@ -45,17 +46,17 @@ _ABOVE = 0.01  # of the time may be spent above the watermark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds of the runs; static settings are scored once they were warm, the tuner from `scored_s` on."""
+    """Seconds of the runs. A lap is scored once it is warm; of the tuner's, so many in the end."""
 
     calibrating_s: float = 30.0
     warm_s: float = 15.0
-    static_s: float = 45.0
-    tuner_s: float = 360.0
-    scored_s: float = 180.0
+    scored_s: float = 45.0
+    laps: int = 6
+    scored_laps: int = 3
     simulated_s: float = 480.0
 
 
-QUICK = Times(calibrating_s=6.0, warm_s=3.0, static_s=6.0, tuner_s=15.0, scored_s=8.0, simulated_s=12.0)
+QUICK = Times(calibrating_s=6.0, warm_s=3.0, scored_s=6.0, laps=2, scored_laps=1, simulated_s=12.0)
 
 
 def grid(known: Calibration, start: Limits) -> list[Limits]:
@@ -144,28 +145,41 @@ class Bench:
     def static(self, limits: Limits, round: int) -> dict[str, Any]:
         """What these limits come to."""
         put(self._served, limits)
-        times, load = self._times, self._of(round)
-        ran = drive(self._served, load, times.warm_s + times.static_s, next(self._texts), whole=False)
-        self._keep(row(name_of(limits), ran, times.warm_s, self._prices, round=round))
+        self._keep(self._lap(self._served, name_of(limits), round))
         return self.runs[-1]
 
     def tuned(self, round: int) -> dict[str, Any]:
         """What the tuner came to, and everything that it did."""
+        times = self._times
         with engine(self._quick, self._memory) as served:
             began_ns = time.monotonic_ns()
-            ran = drive(served, self._of(round), self._times.tuner_s, next(self._texts), whole=False)
+            laps = [self._lap(served, "the tuner", round) for _ in range(times.laps)]
             decisions = [d for d in served.snapshot("decisions")["decisions"] if d["at_ns"] >= began_ns]
             limits = name_of(limits_of(served))
-        more = {"round": round, "ended_with": limits, "decisions": decisions}
-        self._keep(row("the tuner", ran, self._times.scored_s, self._prices, **more))
+        scored = laps[-times.scored_laps :]
+        self._keep(
+            {
+                "setting": "the tuner",
+                **{name: statistics.fmean(lap[name] for lap in scored) for name in ("goodput", "written")},
+                "above_watermark": statistics.fmean(lap["above_watermark"] for lap in laps),
+                "peak_in_use": max(lap["peak_in_use"] for lap in laps),
+                "round": round,
+                "ended_with": limits,
+                "laps": [lap["goodput"] for lap in laps],
+                "decisions": decisions,
+            }
+        )
         return self.runs[-1]
 
-    def _of(self, round: int) -> Load:
-        return replace(self._load, seed=self._load.seed + 100 * round)
+    def _lap(self, served: Served, setting: str, round: int) -> dict[str, Any]:
+        times, load = self._times, replace(self._load, seed=self._load.seed + 100 * round)
+        ran = drive(served, load, times.warm_s + times.scored_s, next(self._texts), whole=False)
+        return row(setting, ran, times.warm_s, self._prices, round=round)
 
     def _keep(self, found: dict[str, Any]) -> None:
         self.runs.append(found)
-        said = f", ends with {found['ended_with']}" if "ended_with" in found else ""
+        laps = "; ".join(f"{lap:.1f}" for lap in found.get("laps", ()))
+        said = f", laps of {laps}, ends with {found['ended_with']}" if laps else ""
         print(
             f"round {found['round']}: {found['setting']}: {found['goodput']:.1f} tokens/s ({found['written']:.1f} "
             f"written), {found['peak_in_use']:.1%} in use at most{said}",

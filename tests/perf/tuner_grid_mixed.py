@@ -7,7 +7,7 @@ from tests.perf.tuner_grid import MEMORY, PROMISE, Times, measured
 
 __all__ = ["PROMISE"]
 
-WARM = Times(warm_s=30.0)  # until the first prompts are read
+WARM = Times(warm_s=30.0, laps=5)  # until the first prompts are read
 TITLE = f"The tuner against static limits: a mixture, 24 users, {MEMORY}"
 
 

@@ -12,5 +12,5 @@ TITLE = f"The tuner against static limits: a load that switches every minute, {M
 
 def run(quick: bool) -> Findings:
     """Scored over whole turns of the load, two minutes each."""
-    times = Times(warm_s=60.0, static_s=120.0, tuner_s=600.0, scored_s=360.0, simulated_s=480.0)
+    times = Times(warm_s=60.0, scored_s=120.0, laps=4, scored_laps=2)
     return measured(Load(mix=MIXES["short"], seed=14, rate=2.0, arrival="switching"), quick, times)

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.workload import MIXES
 from engine.budget import Limits
 from tests.perf.harness import Findings
-from tests.perf.live_load import Load, drive, limits_of, steer
+from tests.perf.live_load import Load, calibrated, drive, limits_of, steer
 from tests.perf.served import Served
 from tests.perf.tuner_grid import MEMORY, engine, name_of, put, row
 
@@ -27,10 +27,11 @@ def run(quick: bool) -> Findings:
     runs: list[dict[str, Any]] = []
     shares: dict[str, float] = {}
     known: Limits | None = None
+    ceilings: dict[str, int] = {}
     for name in ("from the defaults", *FACTORS):
         with engine(quick) as served:
             if known is not None:
-                _spoil(served, known, FACTORS[name])
+                _spoil(served, known, FACTORS[name], ceilings)
             began = limits_of(served)
             ran = drive(served, LOAD, total_s, whole=False)
             ended, decisions = limits_of(served), served.snapshot("decisions")["decisions"]
@@ -38,7 +39,7 @@ def run(quick: bool) -> Findings:
             runs.append(row(name, ran, from_s, **more))
             print(f"{name}: {runs[-1]['goodput']:.1f} tokens/s with {name_of(ended)}", flush=True)
             if known is None:
-                known = ended
+                known, ceilings = ended, calibrated(served).resolved.ceilings()
                 continue
             put(served, known)
             ran = drive(served, replace(LOAD, seed=LOAD.seed + 1), warm_s + total_s - from_s, whole=False)
@@ -58,12 +59,9 @@ def run(quick: bool) -> Findings:
     )
 
 
-def _spoil(served: Served, known: Limits, factor: float) -> None:
+def _spoil(served: Served, known: Limits, factor: float, ceilings: dict[str, int]) -> None:
     """Limits by that factor away from the known good ones, as far as the ceilings let them; then the tuner is free."""
-    ceilings = served.snapshot("ceilings")["ceilings"]
-    wrong = {
-        name: max(1, min(ceilings[name], round(getattr(known, name) * factor))) for name in KNOBS if name in ceilings
-    }
+    wrong = {name: max(1, min(ceilings[name], round(getattr(known, name) * factor))) for name in KNOBS}
     steer(served, set=wrong, why="wrong on purpose")
     steer(served, release=True)
 
