@@ -61,7 +61,8 @@ def window_between(before: Snapshot, now: Snapshot, targets: Targets) -> Window:
 
 
 def new_steps(before: Sequence[StepReport], now: Sequence[StepReport]) -> list[StepReport]:
-    """Those that had not ended then: the one under way is told of later, and is the longer the surer to be that one."""
+    """Those that were told of since. Not those that began since: a step that is under way at a look is told of later,
+    and the longer steps are, the more of them would be left out."""
     last_ns = before[-1].at_ns if before else 0
     return [step for step in now if step.at_ns > last_ns]
 
