@@ -170,15 +170,15 @@ def _progress(served: Served) -> tuple[int, int]:
 
 
 def drive(served: Served, load: Load, seconds: float, text: int = 0, whole: bool = True) -> Ran:
-    """`whole`: wait for the answers that are under way in the end, since how long they become is what the simulator
-    has to be told. `text`: a seed of other words of the same lengths, which the prefix cache has not seen. Raises
-    RuntimeError if a request failed."""
+    """`whole`: wait for the answers that are under way in the end, so that the lengths of all are known. `text`: a seed
+    of other words of the same lengths, which the prefix cache has not seen. Each answer is as long as was asked for.
+    Raises RuntimeError if a request failed."""
     return asyncio.run(_drive(served, load, seconds, text, whole))
 
 
 def like(load: Load, longest: int, served: dict[int, Sample]) -> Traffic:
-    """The same jobs with the lengths that they had live: a chat template is added, and a model stops when it will. What
-    the template and the opening of each have in common is found in the prefix cache: the least hit there was."""
+    """The same jobs with the lengths that they had live: a chat template is added, and a full context ends an answer.
+    What the template and the opening of each have in common is found in the prefix cache: the least hit there was."""
     jobs = load.traffic(longest)
     known = list(served.values())
     if not known:
