@@ -45,7 +45,7 @@ CASES: dict[str, list[str]] = {
         "telemetry/test_leaks.py: test_blocks_without_an_owner_are_suspected_once",
     ],
     "8 host memory grows until the container is killed": [
-        "daemon/test_soak.py: test_5000_short_requests_leave_nothing_behind",
+        "daemon/test_soak.py: test_10000_short_requests_leave_nothing_behind",
         "telemetry/test_leaks.py: test_resident_memory_that_only_grows_is_suspected",
         "telemetry/test_postmortem.py: test_a_moved_counter_makes_it_a_kill_for_memory",
     ],
@@ -76,7 +76,7 @@ CASES: dict[str, list[str]] = {
     ],
     "15 a map grew without a metric": [
         "daemon/test_map_sizes.py: test_what_grows_with_requests_has_a_gauge_that_grows_with_it",
-        "daemon/test_soak.py: test_5000_short_requests_leave_nothing_behind",
+        "daemon/test_soak.py: test_10000_short_requests_leave_nothing_behind",
     ],
     "16 short prompts behind many long ones": [
         "engine/test_scheduler_cases.py: test_case_16_short_requests_do_not_wait_for_long_prompts_that_came_first",
