@@ -58,16 +58,19 @@ class TorchRunner:
     def launch(self, plan: StepPlan) -> None:
         """See engine.plan.Runner."""
         self._meter.before_step()
-        with self._meter.step(), self._explained(), translated():
+        with self._explained(), translated():
             self._at("rows")
             for row in plan.released:
                 self._sampler.end(row)
             for init in plan.admitted:
                 self._sampler.begin(init)
-            self._rows.apply(plan)
-            self._done.append(self._run(plan) if plan.slices else StepResult(step=plan.step, tokens=()))
-        if self._meter.peak_bytes and plan.slices:
-            self._done[-1] = replace(self._done[-1], memory_peak_bytes=self._meter.peak_bytes)
+            self._rows.apply(plan)  # not metered: blocks given back meanwhile would count as what the step needed
+            if not plan.slices:
+                self._done.append(StepResult(step=plan.step, tokens=()))
+                return
+            with self._meter.step():
+                result = self._run(plan)
+            self._done.append(replace(result, memory_peak_bytes=self._meter.peak_bytes))
 
     def collect(self) -> StepResult:
         """See engine.plan.Runner."""

@@ -194,3 +194,26 @@ def test_other_failures_are_faults_and_ours_pass_through() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(KeyError), translated():
         raise KeyError("x")
+
+
+def test_what_a_step_needed_is_not_what_was_given_back_meanwhile(
+    reference: tuple[Path, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are discarded at the begin of a step: hundreds of them, when many requests end at once."""
+    directory, model = reference
+    config = EngineConfig(model_dir=str(directory), max_num_seqs=256, max_model_len=512, block_size=BLOCK)
+    started = start(config, prepare_tiny(directory, model), directory, lambda *_: None)
+    assert started.pool is not None
+    blocks, length = started.resolved.kv_blocks, started.pool[1]
+    assert length > 64 << 20
+    with torch.inference_mode():
+        started.runner._store._pool.fill_(1.0)  # all of it is resident
+    driver = Driver(started.runner, [0, 1])
+    init = driver.init(0, prompt(1, 5))
+    plan = StepPlan(
+        step=1, slices=(driver.slice(0, 0, 5),), admitted=(init,), discarded=tuple(range(blocks // 2, blocks))
+    )
+    monkeypatch.setattr(started.runner._meter, "_peak_not_before_ns", 0)  # this step is one that is measured
+    started.runner.launch(plan)
+    assert 0 < started.runner.collect().memory_peak_bytes < length / 4
+    started.runner.close()
