@@ -43,6 +43,7 @@ class Known:
     demand: Demand | None = None
     memory_rows: int = 1
     charge_tokens: int = 0  # that all but a few answers keep to
+    ended: int = 0  # requests that this goes by
 
     def at(self, rows: float, chunk: float) -> Forecast | None:
         """The steady state with so many rows and such chunks, which shrink with the prompt behind them."""

@@ -25,6 +25,7 @@ class Learning:
 
     def __init__(self, learned: Learned | None = None) -> None:
         self.fit = CostFit(_MEMORY)
+        self.ended = 0  # requests, since the begin
         self._shapes: deque[Shape] = deque(maxlen=512)
         self._footprint = learned.footprint if learned else 0.0  # blocks a running sequence holds, at the busiest
         self._fixed: deque[int] = deque(maxlen=12)  # bytes in use beside the active blocks, as measured
@@ -45,6 +46,7 @@ class Learning:
             self._proven = chunk
         for sample in window.samples:
             self.fit.learn(sample.shape, sample.seconds * 1e9)
+        self.ended += len(window.shapes)
         self._shapes.extend(window.shapes)
         if window.running_peak >= 2 and window.kv_peak:
             self._footprint = max(self._footprint * _FORGET, window.kv_peak / window.running_peak)

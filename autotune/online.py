@@ -203,6 +203,7 @@ class Tuner:
             demand=learning.demand,
             memory_rows=learning.memory_rows(self.space),
             charge_tokens=int(learning.output_quantile()),
+            ended=learning.ended,
         )
 
     def _proposal(

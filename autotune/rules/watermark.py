@@ -1,5 +1,6 @@
 """The watermark is kept by admission: the line moves with what is measured to be in use beside KV, and what newcomers
-are charged with what answers come to. Where that is not enough, fewer sequences run."""
+are charged with what answers come to. Those who are active above it were let in under another line, or for less: while
+they come to their ends nobody is let in, so fewer rows would help no sooner, and hurt long after."""
 
 from autotune.change import Change, Known
 from autotune.window import Window
@@ -7,11 +8,11 @@ from engine.budget import Limits
 
 _WORTH = 1.1  # a line that could lie so much higher is moved, if somebody waits for it
 _IDLE = 0.8  # of the line is filled while others wait: they are charged too much
-_FAR = 1.1  # times the line: then the rest does not help
+_TURNS = 4  # times as many as ran at once have ended: of the first that end, all are short
 
 
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:
-    return _line(window, limits, known) or _charge(window, limits, known) or _rows(window, limits, known)
+    return _line(window, limits, known) or _charge(window, limits, known)
 
 
 def _line(window: Window, limits: Limits, known: Known) -> Change | None:
@@ -39,25 +40,8 @@ def _charge(window: Window, limits: Limits, known: Known) -> Change | None:
     if window.kv_peak > line and right > now:
         why = f"{window.kv_peak} blocks were active above the watermark at {line}: answers come to {right} tokens"
         return Change(changes={"charge_tokens": right}, why=why, goal="", evidence=evidence, urgent=True)
-    if window.kv_peak < _IDLE * line and window.waiting_kv >= 1 and right < _IDLE * now:
+    sure = known.ended >= _TURNS * window.running_peak
+    if window.kv_peak < _IDLE * line and window.waiting_kv >= 1 and right < _IDLE * now and sure:
         why = f"{window.waiting_kv:.0f} wait while only {window.kv_peak} of {line} blocks are active: answers are short"
         return Change(changes={"charge_tokens": right}, why=why, goal="", evidence=evidence)
     return None
-
-
-def _rows(window: Window, limits: Limits, known: Known) -> Change | None:
-    """Not where the rest alone is at the watermark: fewer rows would not bring it below."""
-    line = known.space.admission_blocks
-    if not line or window.kv_peak <= _FAR * line or window.running_peak < 2:
-        return None
-    rows = max(1, min(known.memory_rows, int(0.95 * window.running_peak * line / window.kv_peak)))
-    if rows >= limits.max_num_seqs:
-        return None
-    return Change(
-        changes={"max_num_seqs": rows},
-        why=f"{window.kv_peak} blocks were active, and the watermark is at {line}",
-        goal="kv_peak",
-        evidence={"kv_peak": window.kv_peak, "watermark_blocks": line, "running_peak": window.running_peak},
-        predicted={"kv_peak": window.kv_peak * rows / window.running_peak},
-        urgent=True,
-    )

@@ -435,3 +435,32 @@ def test_in_the_end_it_is_believed_what_large_chunks_need() -> None:
     space = replace(Space.of(engine()), fixed_bytes=free)
     assert max(lines[:23]) <= space.admission_beside(400) < 0.8 * space.admission_blocks
     assert lines[-1] == space.admission_blocks
+
+
+@pytest.mark.parametrize(("ended", "lowered"), [(12, False), (40, True)])
+def test_the_first_answers_that_end_are_the_short_ones(ended: int, lowered: bool) -> None:
+    """Ten run: of twelve that ended early not even the longest says what all the others will come to."""
+    line = Space.of(engine()).admission_blocks
+    now = begins(engine()).replaced({"watermark_blocks": line, "charge_tokens": 400})
+    known = Known(space=Space.of(engine()), targets=Targets(), charge_tokens=100, ended=ended)
+    change = watermark.propose(
+        Window(seconds=5, busy_s=5, running_peak=10, kv_peak=line // 2, waiting_kv=4), now, known
+    )
+    assert (change is not None and change.changes == {"charge_tokens": 100}) is lowered
+    late = Window(seconds=5, busy_s=5, running_peak=10, kv_peak=line + 1)
+    change = watermark.propose(late, now, replace(known, charge_tokens=500))
+    assert change is not None and change.changes == {"charge_tokens": 500}, "that they are long is sure at once"
+
+
+def test_those_who_were_let_in_before_the_line_fell_are_waited_for() -> None:
+    """They end, and nobody is let in meanwhile. It cut 64 rows to 9, and they stayed there."""
+    space = Space.of(engine())
+    line = space.admission_blocks
+    window = Window(
+        seconds=5, busy_s=5, output_tokens=100, running=20, running_peak=20, kv_peak=int(1.3 * line), waiting_kv=5
+    )
+    limits, tuner = begins(engine()).replaced({"watermark_blocks": int(1.3 * line)}), Tuner(space)
+    for period in range(4):
+        limits = tuner.steer(window, limits, 5.0 * period)
+    assert limits.watermark_blocks == line
+    assert limits.max_num_seqs == begins(engine()).max_num_seqs
