@@ -113,7 +113,7 @@ class Tuner:
 
     def freeze(self) -> None:
         """Change nothing, keep what is in force."""
-        self.frozen, self._trial = True, None
+        self.frozen, self._trial, self._taken_back = True, None, None
 
     def release(self) -> None:
         """Go on, pins included."""
@@ -184,7 +184,7 @@ class Tuner:
             return self._try(*pressing, limits, now_s)
         if window.idle:
             self._recent.clear()
-            self._wish = None
+            self._wish = self._taken_back = None
             return limits
         self._recent.append(window)
         self._look_again(limits, now_s)

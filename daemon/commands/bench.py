@@ -68,6 +68,7 @@ def command() -> None:
 )
 @click.option("--prompt-tokens", type=_LengthsType(), help="Replace the scenario's prompt lengths (uniform).")
 @click.option("--output-tokens", type=_LengthsType(), help="Replace the scenario's output lengths (uniform).")
+@click.option("--ignore-eos", is_flag=True, help="Answers as long as asked for.  [inferd, vLLM, SGLang]")
 @click.option("--journal", default="", help="Instead: the requests of this journal, as they arrived.")
 @click.option("--trace", default="", help="Instead: a JSONL file of at_s, prompt_tokens, output_tokens.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests.")

@@ -48,6 +48,7 @@ class Asked:
     seed: int
     timeout: float
     api_key_env: str
+    ignore_eos: bool = False
     report: str = ""  # where an HTML page goes, and its JSON beside it
     socket: str = ""  # of the inferd behind `url`, whose memory and limits the report shows
 
@@ -73,7 +74,7 @@ async def _measure(asked: Asked) -> dict[str, Any]:
     # As many connections as requests under way, so that the pool's queue never hides in the server's figures.
     connections = 0 if asked.rate is not None or recorded else asked.concurrency
     async with connect(asked.url, asked.model, os.environ.get(asked.api_key_env, ""), connections) as client:
-        client.timeout_s = asked.timeout
+        client.timeout_s, client.ignore_eos = asked.timeout, asked.ignore_eos
         try:
             sizer = await client.prepare()
         except TargetError as reason:

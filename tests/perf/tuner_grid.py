@@ -1,12 +1,15 @@
 """The tuner against static limits, live, on one load: what the four tuner_grid_* scripts share; not a script itself.
 
-Some forty minutes a load. The simulator, calibrated by a minute of the load, ranks 24 static settings. Its three best
+Some fifty minutes a load. The simulator, calibrated by a minute of the load, ranks 24 static settings. Its three best
 and five spread over the rest, three of them in the worst quartile, run live. Then three rounds: each of the three best
-again, and the tuner on a daemon of its own, which knows nothing yet, from the default limits; scored once it had time
-to settle. What is scored is a lap: the load from its begin, the same in every lap of a round but for the words, so that
-nobody finds another's prompts in the prefix cache. A static setting runs one, the tuner one after another: a minute of
-a load is not like the next, since short requests end first and long ones gather. The lines of memory are kept alike:
-under static settings all that steers throughput is pinned, and the tuner may move the lines to where they are measured.
+again, and between them the tuner on a daemon of its own, which knows nothing yet, from the default limits; scored once
+it had time to settle. The best run before the tuner and, in reverse, after it: a machine that is shared is a tenth
+faster or slower from minute to minute, and by one lap it would be compared with luck.
+
+What is scored is a lap: the load from its begin, the same in every lap of a round but for the words, so that nobody
+finds another's prompts in the prefix cache. A static setting runs one, the tuner one after another: a minute of a load
+is not like the next, since short requests end first and long ones gather. The lines of memory are kept alike: under
+static settings all that steers throughput is pinned, and the tuner may move the lines to where they are measured.
 
 Goodput is what `Worth` makes of prompts and answers, by one list of prices for all runs of a load, simulated and live;
 `written` is what came out as answers in that stretch.
@@ -46,13 +49,15 @@ _ABOVE = 0.01  # of the time may be spent above the watermark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds of the runs. A lap is scored once it is warm; of the tuner's, so many in the end."""
+    """Seconds of the runs. A lap is scored once it is warm; of the tuner's, so many in the end. `around`: whether a
+    round measures the best after the tuner, too."""
 
     calibrating_s: float = 30.0
     warm_s: float = 15.0
     scored_s: float = 45.0
     laps: int = 6
     scored_laps: int = 3
+    around: bool = True
     simulated_s: float = 480.0
 
 
@@ -203,6 +208,8 @@ def measured(load: Load, quick: bool, times: Times | None = None, memory: str = 
             for limits in best:
                 again[name_of(limits)].append(bench.static(limits, round))
             tuned.append(bench.tuned(round))
+            for limits in reversed(best) if times.around else ():
+                again[name_of(limits)].append(bench.static(limits, round))
     worst = _median([run for rank, run in first.items() if rank >= min(_WORST, len(ranked) - 1)])
     return _judged(bench.runs, tuned, again, worst, Space.of(known.resolved).unreachable(), load)
 

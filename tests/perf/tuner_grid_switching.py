@@ -8,7 +8,8 @@ from tests.perf.tuner_grid import MEMORY, PROMISE, Times, measured
 __all__ = ["PROMISE"]
 
 TITLE = f"The tuner against static limits: a load that switches every minute, {MEMORY}"
-TURNS = Times(warm_s=0.0, scored_s=120.0, laps=5, scored_laps=2)  # a lap is a calm minute and a busy one
+# A lap is a calm minute and a busy one.
+TURNS = Times(warm_s=0.0, scored_s=120.0, laps=5, scored_laps=2, around=False)
 
 
 def run(quick: bool) -> Findings:

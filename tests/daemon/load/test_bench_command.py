@@ -38,6 +38,15 @@ async def test_text_json_and_an_api_key(repo: Path, monkeypatch: pytest.MonkeyPa
     assert report["model"] == "fake"
 
 
+@pytest.mark.parametrize("flags", [(), ("--ignore-eos",)])
+async def test_answers_as_long_as_asked_for_are_asked_for(repo: Path, flags: tuple[str, ...]) -> None:
+    fake = FakeOpenAI()
+    async with serving(fake) as url:
+        code, _, _ = await bench(repo, "--url", url, "--requests", "2", *flags)
+    assert code == 0
+    assert [body.get("ignore_eos", False) for body in fake.bodies] == [bool(flags)] * 2
+
+
 async def test_an_open_loop_runs_for_its_duration(repo: Path) -> None:
     async with serving(FakeOpenAI()) as url:
         code, data, _ = await bench(repo, "--url", url, "--rate", "40", "--duration", "0.5", "--json")
