@@ -45,22 +45,24 @@ class Demand:
 
 
 def forecast(cost: StepCost, demand: Demand, rows: float, chunk: float) -> Forecast:
-    """`rows` sequences at any moment, each replaced when it ends: in a step, rows ÷ output sequences end and bring
-    their prompts in chunks."""
-    rows, chunk = max(1.0, rows), max(1.0, chunk)
-    prefill = rows * demand.prompt_tokens / max(1.0, demand.output_tokens)  # tokens a step
-    context = rows * demand.context_tokens
-    decode_s = cost.seconds(StepShape(0, rows, context))
+    """`rows` sequences at any moment, each replaced when it ends. They go round between two places: a prompt waits for
+    its turn and takes prompt ÷ chunk steps, an answer takes a step a token. How many are where is the closed network of
+    one queue and one delay (mean value analysis after Schweitzer): all decode where chunks are large, and where they
+    are too small rows wait for their prompts."""
+    rows, chunk, answer = max(1.0, rows), max(1.0, chunk), max(1.0, demand.output_tokens)
+    turn = demand.prompt_tokens / chunk  # steps
+    crowded = turn * rows - answer
+    waited = (crowded + math.sqrt(crowded**2 + 4 * turn * answer)) / 2  # steps from a prompt's arrival to its end
+    ended = rows / (answer + waited)  # a step
+    decoding, prefill = ended * answer, ended * demand.prompt_tokens
+    decode_s = cost.seconds(StepShape(0, decoding, decoding * demand.context_tokens))
     token_s = cost.prefill_s + cost.pair_s * demand.depth_tokens
-    share = min(1.0, prefill / chunk)
-    # More prompt than chunks can carry: rows wait for their prompts, and fewer of them decode.
-    busy = min(1.0, chunk / prefill) if prefill > chunk else 1.0
-    step_s = decode_s + token_s * min(prefill, chunk)
-    tokens = rows * busy / step_s if step_s > 0 else math.inf
+    step_s = decode_s + token_s * prefill
+    tokens = decoding / step_s if step_s > 0 else math.inf
     return Forecast(
         tokens_per_s=tokens,
-        requests_per_s=tokens / max(1.0, demand.output_tokens),
+        requests_per_s=tokens / answer,
         inter_token_s=decode_s,
         mixed_step_s=decode_s + token_s * chunk,
-        mixed_share=share,
+        mixed_share=min(1.0, prefill / chunk),
     )

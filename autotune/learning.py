@@ -16,7 +16,6 @@ QUANTILE = 0.9  # of the lengths of answers: what a newcomer is charged
 _ROOM = 0.92  # of the watermark that admission may plan with: requests are not all of the mean
 _FORGET = 0.995  # a window
 _MEMORY = 2000.0  # samples of steps, of which a window has some dozens
-_PROVEN = 24  # windows with work at one size of chunks: what these need is booked by then, if it ever is
 _STILL = 0.01  # of the memory limit: by less, what is measured does not move the lines
 
 
@@ -29,21 +28,13 @@ class Learning:
         self._shapes: deque[Shape] = deque(maxlen=512)
         self._footprint = learned.footprint if learned else 0.0  # blocks a running sequence holds, at the busiest
         self._fixed: deque[int] = deque(maxlen=12)  # bytes in use beside the active blocks, as measured
-        self._chunk = self._chunk_windows = 0  # the size of chunks, and for how many windows with work
-        self._proven = 0  # the last one that was in force for long
         if learned and learned.fixed_bytes:
             self._fixed.append(learned.fixed_bytes)
         cost = learned.step_cost() if learned else None
         if cost is not None:
             self.fit.begin_with(cost)
 
-    def take(self, window: Window, chunk: int) -> None:
-        """`chunk`: the limit on positions of prompts in a step, in that window."""
-        if chunk != self._chunk:
-            self._chunk, self._chunk_windows = chunk, 0
-        self._chunk_windows += not window.idle
-        if self._chunk_windows >= _PROVEN:
-            self._proven = chunk
+    def take(self, window: Window) -> None:
         for sample in window.samples:
             self.fit.learn(sample.shape, sample.seconds * 1e9)
         self.ended += len(window.shapes)
@@ -57,7 +48,7 @@ class Learning:
         """`space` with its lines where memory in use has been measured to put them; by the plan until it was."""
         measured, still = max(self._fixed, default=space.fixed_bytes), _STILL * space.resolved.memory_limit_bytes
         fixed = measured if abs(measured - space.fixed_bytes) > still else space.fixed_bytes
-        return replace(space, fixed_bytes=fixed, proven_chunk=self._proven)
+        return replace(space, fixed_bytes=fixed)
 
     @property
     def demand(self) -> Demand | None:

@@ -168,7 +168,7 @@ class Tuner:
     def steer(self, window: Window, limits: Limits, now_s: float) -> Limits:
         """One control period has passed. Returns the limits for the next."""
         self._earn(now_s)
-        self._learning.take(window, limits.prefill_chunk)
+        self._learning.take(window)
         self.space = self._learning.measured(self.space)
         self.missed.look(window, limits, self._known(), self._trial.change.why if self._trial else "")
         if self.frozen:
@@ -236,7 +236,7 @@ class Tuner:
         if change is None or (not change.urgent and self._budget < 2):  # one for it, one to take it back
             return None
         space = self.space
-        wished = space.clamped(_with_room(space.clamped(change.changes), limits, space))
+        wished = space.clamped(change.changes)
         legal = {n: v for n, v in wished.items() if v != getattr(limits, n)}
         barred = any(now_s < self._barred.get((n, v > getattr(limits, n)), (0.0, 0.0))[0] for n, v in legal.items())
         return replace(change, changes=legal) if legal and (change.urgent or not barred) else None
@@ -375,11 +375,3 @@ class Tuner:
                 measured=trial.measured,
             )
         )
-
-
-def _with_room(changes: dict[str, int], limits: Limits, space: Space) -> dict[str, int]:
-    """Larger chunks need memory of their own: the watermark is kept only if admission makes room for it before."""
-    chunk, line = changes.get("prefill_chunk", 0), limits.watermark_blocks
-    if chunk <= limits.prefill_chunk or not line or "watermark_blocks" in changes:
-        return changes
-    return {**changes, "watermark_blocks": min(line, space.admission_beside(chunk) or line)}

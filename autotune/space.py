@@ -4,7 +4,7 @@ Owns bounds and the two lines: the watermark, which admission is steered by, and
 by construction. Pure. It must not know rules or measurements beyond what is handed in. Enter at `Space`.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from engine.budget import Limits, Resolved
@@ -15,7 +15,6 @@ HARD_LINE: Final = 0.85  # and never passes this
 LEAST_CONTEXT: Final = 256  # tokens; a limit below that would refuse what everybody asks
 FIRST_CHARGE: Final = 256  # tokens of answer, while nobody knows how long they become
 _PLANNED: Final = 0.96  # of the blocks below the watermark that admission fills: what it foresees is a mean
-_KEPT: Final = 1.6  # times what a chunk needs: an allocator keeps some of what it needed before
 _LEAST_SHARE: Final = 4  # a watermark below a quarter of the hard line's blocks is none: the rest alone is nearly there
 
 
@@ -49,12 +48,11 @@ AT_START: Final = ("rows", "step_tokens", "max_model_len", "block_size", "dtype"
 @dataclass(frozen=True, slots=True)
 class Space:
     """The bounds for one engine. `pinned` knobs are left alone. `fixed_bytes` is what is in use beside the active
-    blocks: planned at start, later as measured; with chunks of `proven_chunk` for so long that it includes them."""
+    blocks: planned at start, later as measured."""
 
     resolved: Resolved
     pinned: frozenset[str] = field(default=frozenset())
     fixed_bytes: int = 0
-    proven_chunk: int = 0
 
     @classmethod
     def of(cls, resolved: Resolved) -> "Space":
@@ -98,14 +96,6 @@ class Space:
         holds, and `unreachable` says so."""
         room = min(self.resolved.kv_blocks, self._room(WATERMARK))
         return int(_PLANNED * room) if _LEAST_SHARE * room >= self.hard_blocks else 0
-
-    def admission_beside(self, chunk: int) -> int:
-        """The same, if what computes chunks of that size is not booked yet: it is when the first deep one comes. What
-        is measured already has that of the chunks that were in force for long; the plan has that of the largest."""
-        more = max(0, chunk - self.proven_chunk) / max(1, self.resolved.step_tokens)
-        booked = self.fixed_bytes + int(_KEPT * more * self.resolved.activation_bytes)
-        planned = Space.of(self.resolved).fixed_bytes
-        return replace(self, fixed_bytes=max(self.fixed_bytes, min(booked, planned))).admission_blocks
 
     def unreachable(self) -> str:
         """Why a line cannot be held, for people; empty if both can."""

@@ -14,6 +14,7 @@ from autotune.worth import Worth
 from engine.budget import Limits
 
 _CLEARLY_WORSE = 0.8  # of what was before: below that no model is asked
+_WORTH_IT = 0.01  # more tokens per second: that much a model has to expect of a change to be a reason for it
 _ENOUGH = 1.1  # times what was before: more need not be seen, whatever was promised
 
 
@@ -60,7 +61,9 @@ def verdict(
     fewer = "max_num_seqs" in were and limits.max_num_seqs < were["max_num_seqs"]
     if gain is None or fewer:
         return Found(False, got, measured)
-    return Found(gain > 0, f"{got}, where the model of a step, which has seen both, expects {gain:+.0%}", measured)
+    return Found(
+        gain > _WORTH_IT, f"{got}, where the model of a step, which has seen both, expects {gain:+.0%}", measured
+    )
 
 
 def _worth(before: Sequence[Window], were: Mapping[str, int], limits: Limits, known: Known) -> Worth | None:

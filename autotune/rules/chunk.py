@@ -5,14 +5,14 @@ from autotune.window import Window
 from engine.budget import Limits
 
 LEAST_GAIN = 0.03
+_BUSY = 0.9  # of the steps carry a prompt: then who waits for a first token waits for chunks
 _ENOUGH = 0.99  # of the best rate: smaller chunks that give so much are kinder to those who decode, and to memory
 
 
 def propose(window: Window, limits: Limits, known: Known) -> Change | None:
-    late = known.targets.ttft_s and window.ttft_p95_s is not None and window.ttft_p95_s > known.targets.ttft_s
     rows, now = max(1.0, window.running), limits.prefill_chunk
-    here = known.at(rows, now)
-    if here is None or here.mixed_share < 0.9 or window.waiting + window.running < 2:
+    here, ttft_s = known.at(rows, now), window.ttft_p95_s
+    if here is None or window.waiting + window.running < 2:
         return None
     rates = {
         chunk: there.tokens_per_s
@@ -23,6 +23,7 @@ def propose(window: Window, limits: Limits, known: Known) -> Change | None:
         return None
     chunk = min(chunk for chunk, rate in rates.items() if rate >= _ENOUGH * max(rates.values()))
     gain = rates[chunk] / here.tokens_per_s - 1
+    late = known.targets.ttft_s and ttft_s and ttft_s > known.targets.ttft_s and here.mixed_share > _BUSY
     if gain < LEAST_GAIN and not late:
         return None
     return Change(

@@ -24,7 +24,6 @@ def _line(window: Window, limits: Limits, known: Known) -> Change | None:
     if now and not right:
         why = "what is in use beside KV leaves hardly anything below the watermark: the hard line alone holds"
         return Change(changes={"watermark_blocks": 0}, why=why, goal="", evidence=evidence, urgent=True)
-    right = min(right, known.space.admission_beside(limits.prefill_chunk))
     if right > _WORTH * now and window.waiting_kv >= 1:
         why = f"{window.waiting_kv:.0f} wait for blocks, and the watermark allows {right} of them"
         evidence["waiting"] = window.waiting_kv

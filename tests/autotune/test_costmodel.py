@@ -8,8 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from autotune.costmodel import Demand, forecast
+from autotune.simulate import Simulation
+from autotune.workload import Mix, synthetic
 from engine.stepcost import CostFit, StepCost, StepShape
-from tests.autotune.engines import COST
+from tests.autotune.engines import COST, begins, engine
 
 
 def gauss(rng: random.Random, noise: float) -> float:
@@ -106,3 +108,25 @@ def test_most_of_what_is_computed_is_of_the_long_prompts() -> None:
     assert (alike.prompt_tokens, alike.context_tokens, alike.depth_tokens) == (100, 105, 50)
     assert (mixed.prompt_tokens, mixed.context_tokens, mixed.depth_tokens) == (100, 105, 82)
     assert Demand.of([(50, 100, 10)]).depth_tokens == 100, "what was cached is attended to, too"
+
+
+@pytest.mark.parametrize("rows", [8, 24])
+@pytest.mark.parametrize(("prompt", "answer"), [(1000, 100), (400, 300), (100, 60)])
+def test_the_forecast_is_what_the_real_scheduler_comes_to(prompt: int, answer: int, rows: int) -> None:
+    """From chunks that starve the rows to such as nobody waits for: within a twentieth, over simulated minutes."""
+    resolved = engine(kv_blocks=4000, memory_limit_bytes=8 << 30)
+    demand = Demand(
+        prompt_tokens=prompt, output_tokens=answer, context_tokens=prompt + answer / 2, depth_tokens=prompt / 2
+    )
+
+    def draw(rng: random.Random) -> tuple[str, int, int]:
+        return "", rng.randint(prompt * 4 // 5, prompt * 6 // 5), rng.randint(answer // 2, answer * 3 // 2)
+
+    mix = Mix(draw=draw)
+    for chunk in (16, 40, 90, 400):
+        limits = begins(resolved, prefill_chunk=chunk).replaced({"watermark_blocks": 0})
+        traffic = synthetic(mix, seed=3, users=rows, longest=4000)
+        outcome = Simulation(resolved, limits, COST, traffic, scored_from_s=60).run(60 + 0.6 * (prompt + answer))
+        windows = [window for at_s, _, window in outcome.periods if at_s > 60]
+        came = sum(window.output_tokens for window in windows) / sum(window.seconds for window in windows)
+        assert forecast(COST, demand, rows, chunk).tokens_per_s == pytest.approx(came, rel=0.05), f"chunks of {chunk}"

@@ -85,7 +85,7 @@ def test_what_a_step_costs_in_any_case_is_paid_by_its_prompt() -> None:
     cost = StepCost(fixed_s=0.1, prefill_s=0.001, row_s=0.002, context_s=0.0)
     more_read = replace(BEFORE, prefill_tokens=600, output_tokens=450)  # 100 x 1 ms for 50 x 2 ms
     measured = found(CHUNK, more_read, cost=cost, demand=demand).measured
-    assert measured["after"] == pytest.approx(measured["before"])
+    assert measured["after"] == pytest.approx(measured["before"], rel=0.01)
 
 
 def test_requests_that_missed_their_targets_do_not_count() -> None:
