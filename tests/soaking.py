@@ -23,6 +23,7 @@ KEPT = {
     *("fold_records", "fold_steps", "fold_groups", "admission_served_window", "casebook_ladders", "leak_figures"),
     *("mix_tokens", "pool_cached", "pool_dirty", "pool_free_runs", "pool_ages", "prefixes"),
 }
+SELDOM = 8  # series of what happens once in thousands of requests, such as a change by the tuner
 PASSING = 8  # events on their way through a sink's queue: some always are
 
 

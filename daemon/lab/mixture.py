@@ -21,7 +21,7 @@ def mixture(longest: int) -> Mix:
     def draw(rng: random.Random) -> tuple[str, int, int]:
         kind = rng.choices([name for name, _ in _KINDS], [weight for _, weight in _KINDS])[0]
         prompt = between(rng, 0.45, 0.6) if kind == "long" else between(rng, 0.02, 0.06)
-        answer = between(rng, 0.005, 0.02) if rng.random() < 0.7 else between(rng, 0.04, 0.06)
+        answer = between(rng, 0.01, 0.03) if rng.random() < 0.7 else between(rng, 0.1, 0.16)
         return kind, prompt, answer
 
     return Mix(draw=draw, systems=2, system_tokens=max(1, int(longest * 0.2)), shared=frozenset({"shared"}))

@@ -29,6 +29,7 @@ def test_10000_short_requests_leave_nothing_behind(tmp_path: Path) -> None:  # c
             60,
             f"the maps are as before: {soaking.grown(served, before)} (now, at first)",
         )
-        assert len(soaked.halfway) == len(soaking.series(served))
+        late = soaking.series(served) - soaked.halfway
+        assert len(late) < soaking.SELDOM, f"series that came with the second half: {sorted(late)}"
         _, body = served.control("/inferd/v1/incidents")
         assert json.loads(body)["incidents"] == []
