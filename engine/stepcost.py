@@ -18,8 +18,10 @@ from typing import Final
 
 from engine.plan import StepPlan
 
-# Units of the features, so that the fit's numbers are of one order.
-_SCALE: Final = (1.0, 100.0, 10.0, 10_000.0, 100_000.0, 100.0)
+# Units of the features, so that the fit's numbers are of one order. What has the larger one is believed in later: while
+# the number of rows is the same in every step, a row's cost could as well be one of its square, and a knee would be
+# seen where there is none.
+_SCALE: Final = (1.0, 100.0, 10.0, 10_000.0, 100_000.0, 10_000.0)
 NAMES: Final = (
     "fixed_ns",
     "prefill_token_ns",
@@ -29,7 +31,8 @@ NAMES: Final = (
     "row_squared_ns",
 )
 _MEMORY = 500.0  # after so many steps one weighs a third
-_UNSURE = 1e4  # variance of a cost nobody has seen, in squared first steps; forgetting never raises it beyond
+_UNSURE = 1e4  # variance of a cost nobody has seen, in squared first steps; forgetting raises none beyond, but for a
+_SLACK = 1.1  # tenth: so the bound is enforced once in dozens of steps
 _ENOUGH = 16  # steps before a figure is claimed
 _OUTLIER = 2.0  # times what was expected, by a fit whose error is below:
 _TRUSTED = 0.5
@@ -199,13 +202,20 @@ class CostFit:
         missing = y - _dot(self._costs, x)
         push = missing / gain_over
         self._costs = [cost + value * push for cost, value in zip(self._costs, px, strict=True)]
-        widest = max([row[i] for i, row in enumerate(spread)])
-        keep = 1.0 / self._forget if widest < _UNSURE else 1.0
         scaled = [value / gain_over for value in px]
-        self._spread = [
-            [(old - left * right) * keep for old, right in zip(row, scaled, strict=True)]
+        self._spread = spread = [
+            [(old - left * right) / self._forget for old, right in zip(row, scaled, strict=True)]
             for row, left in zip(spread, px, strict=True)
         ]
+        variances = [row[i] for i, row in enumerate(spread)]
+        widest = max(variances)
+        if widest > _SLACK * _UNSURE:  # as if this cost had been seen once more, to be what it is taken for
+            column = spread[variances.index(widest)]
+            less = (widest - _UNSURE) / widest**2
+            self._spread = [
+                [old - left * right * less for old, right in zip(row, column, strict=True)]
+                for row, left in zip(spread, column, strict=True)
+            ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,27 @@ def test_it_follows_when_the_machine_becomes_slower() -> None:
     assert cost.expect_ns(shape) == pytest.approx(2 * true_ns(shape), rel=0.15)
 
 
+def test_it_follows_a_slower_machine_while_all_steps_are_alike() -> None:
+    """What such steps say nothing about may not stop the fit from forgetting what they do."""
+    cost, same, chance = CostFit(), StepShape(0, 8, 1600, 0), random.Random(4)
+    for n in range(12_000):
+        cost.learn(same, true_ns(same) * (1.0 if n < 10_000 else 1.5) * chance.lognormvariate(0, 0.05))
+    assert cost.expect_ns(same) == pytest.approx(1.5 * true_ns(same), rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_hardly_ever_other_rows_are_no_knee(seed: int) -> None:
+    """Eight rows and, now and then, one less say nothing of a row's square: what thirty take is told by their number."""
+    cost, chance = CostFit(2000), random.Random(seed)
+    for _ in range(150):
+        rows, prefill = 8 - (chance.random() < 0.2), chance.choice((0, 0, 24))
+        shape = StepShape(prefill, rows, rows * chance.randrange(120, 250), prefill * chance.randrange(12, 150))
+        cost.learn(shape, (20e6 + 2.3e6 * rows + 1.9e6 * prefill) * chance.lognormvariate(0, 0.08))
+    known = cost.cost()
+    assert known
+    assert known.seconds(StepShape(0, 30, 30 * 180)) == pytest.approx(0.089, rel=0.25)
+
+
 def decode(rows: int, context: int) -> StepPlan:
     slices = tuple(SeqSlice(row, context - 1, 1) for row in range(rows))
     return StepPlan(1, slices, why=PlanWhy(decode_rows=rows, decode_tokens=rows, context_tokens=rows * context))
