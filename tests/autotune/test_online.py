@@ -286,6 +286,23 @@ def test_growth_is_not_tried_where_it_cannot_pay() -> None:
     assert growth.propose(window, limits, known) is None  # nothing is known of the cost
 
 
+def test_growth_is_judged_by_where_it_leads_and_goes_there_in_careful_steps() -> None:
+    demand = Demand(prompt_tokens=140, output_tokens=64, context_tokens=172, depth_tokens=0)
+    cost = StepCost(fixed_s=0.018, prefill_s=0.0019, row_s=0.0016, context_s=0)
+    known = Known(space=Space.of(engine()), targets=Targets(), cost=cost, demand=demand, memory_rows=64)
+    window = Window(seconds=5, busy_s=5, running=23, running_peak=23, waiting=25, waiting_capacity=25)
+
+    def proposed(rows: int) -> Change | None:
+        limits = begins(engine(), max_num_seqs=rows)
+        return growth.propose(replace(window, running=rows, running_peak=rows), limits, known)
+
+    careful = proposed(23)  # the step is worth 2.9 %, all that lies ahead 3.5
+    assert careful
+    assert 23 < careful.changes["max_num_seqs"] <= 34
+    assert careful.predicted["gain"] < growth.LEAST_GAIN <= 0.035
+    assert proposed(28) is None  # 2 %, wherever it leads
+
+
 def test_the_hard_line_is_moved_up_only_where_it_is_what_binds() -> None:
     """Where blocks are waited for below the watermark, more of them above it would help nobody."""
     known = Known(space=Space.of(engine()), targets=Targets())
