@@ -87,7 +87,7 @@ def test_it_follows_a_slower_machine_while_all_steps_are_alike() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_hardly_ever_other_rows_are_no_knee(seed: int) -> None:
-    """Eight rows and, now and then, one less say nothing of a row's square: what thirty take is told by their number."""
+    """Eight rows and, now and then, one less say nothing of a row squared: what thirty take is told by their number."""
     cost, chance = CostFit(2000), random.Random(seed)
     for _ in range(150):
         rows, prefill = 8 - (chance.random() < 0.2), chance.choice((0, 0, 24))
