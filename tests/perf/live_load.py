@@ -208,6 +208,12 @@ def priced(known: Calibration, traffic: Traffic, rows: float) -> Worth:
     return Worth(cost=known.cost, demand=demand, rows=rows, mixed_share=share)
 
 
+def together(ran: Ran) -> float:
+    """Rows that decode in a step, of steps in which any does."""
+    decoding = [s.shape.decode_rows for window in ran.windows(0.0) for s in window.samples if s.shape.decode_rows]
+    return fmean(decoding)
+
+
 def _ever(traffic: Traffic) -> Iterator[Job]:
     """Its jobs, one after another, as if each had ended at once."""
     for job in traffic.arrivals():

@@ -30,7 +30,7 @@ from autotune.whatif import Calibration
 from autotune.worth import Worth
 from engine.budget import Limits
 from tests.perf.harness import Findings
-from tests.perf.live_load import Load, Ran, calibrated, drive, like, limits_of, priced, simulated, steer
+from tests.perf.live_load import Load, Ran, calibrated, drive, like, limits_of, priced, simulated, steer, together
 from tests.perf.served import Served, serving
 
 MEMORY = "1200MiB"
@@ -135,7 +135,7 @@ class Bench:
             seen = drive(self._served, self._load, seconds, next(self._texts), whole=last)
         known = calibrated(self._served)
         longest = known.resolved.max_model_len
-        self._prices = prices = priced(known, like(self._load, longest, seen.served), _together(seen))
+        self._prices = prices = priced(known, like(self._load, longest, seen.served), together(seen))
         forecasts = []
         for limits in grid(known, limits_of(self._served)):
             traffic, seconds = like(self._load, longest, seen.served), self._times.simulated_s
@@ -212,12 +212,6 @@ def measured(load: Load, quick: bool, times: Times | None = None, memory: str = 
                 again[name_of(limits)].append(bench.static(limits, round))
     worst = _median([run for rank, run in first.items() if rank >= min(_WORST, len(ranked) - 1)])
     return _judged(bench.runs, tuned, again, worst, Space.of(known.resolved).unreachable(), load)
-
-
-def _together(ran: Ran) -> float:
-    """Rows that decode in a step, of steps in which any does."""
-    decoding = [s.shape.decode_rows for window in ran.windows(0.0) for s in window.samples if s.shape.decode_rows]
-    return statistics.fmean(decoding)
 
 
 def _median(runs: list[dict[str, Any]]) -> float:
