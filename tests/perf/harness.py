@@ -119,8 +119,9 @@ def main() -> int:
         print(f"make perf NAME=x, where x is one of: {', '.join(scripts())}", file=sys.stderr)
         return 2
     result = measure(asked.name, asked.quick)
+    width = max(map(len, result["summary"]), default=0) + 2
     for key, value in result["summary"].items():
-        print(f"{key:<44}{value}")
+        print(f"{key:<{width}}{value}")
     print(f"{result['promise']}: {'–' if result['met'] is None else 'yes' if result['met'] else 'NO'}")
     if not asked.quick:
         from tests.perf.render import write_ledger
