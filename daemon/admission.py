@@ -115,8 +115,10 @@ class Ticket:
         self.closed = False
 
     def charge(self, choices: int, tokens: int) -> None:
-        """The body is known now: `choices`, and `tokens` of prompt. Raises ApiError (429) if that is too much."""
-        self._queue.charge(self, choices, tokens)
+        """The body is known now: `choices`, and `tokens` of prompt. Raises ApiError (429) if that is too much; who was
+        charged before it was held is not charged again."""
+        if not self.tokens:
+            self._queue.charge(self, choices, tokens)
 
     def started(self) -> None:
         """One choice has its first output: it waits no more."""

@@ -140,6 +140,7 @@ class House:
             gate=self.lifecycle.gate,
             sampled=instruments.sampled,
             why_context=lambda: self.arbiter.reasons.get("context_limit", {}).get("why", ""),
+            holds=settings.context_policy == "queue",
             request_timeout_s=settings.request_timeout,
             sampler=RequestSampler(instruments.publish, settings.sample_requests) if settings.sample_requests else None,
             mix=TokenMixer(instruments.publish, install_salt(self._site.state_dir / "salt")),

@@ -143,6 +143,9 @@ class Settings:
     grace: float = _setting(30.0, _number, "Seconds that running requests have to finish on SIGTERM.")
     max_queued_requests: int = _setting(1024, _at_least(0), "Choices that may wait beyond the free rows; then 429.")
     max_queued_tokens: int = _setting(1_000_000, _at_least(0), "Prompt tokens that may wait; then 429.")
+    context_policy: str = _setting(
+        "refuse", _one_of("refuse", "queue"), "Over a context limit that was lowered for now: 503, or wait."
+    )
     max_body: int = _setting(8 << 20, _at_least(1024, byte_size), "Largest request body, e.g. 8MiB.")
     request_timeout: float = _setting(600.0, _number, "Seconds until a request is given up; 0 = never.")
     slow_request: float = _setting(30.0, _number, "Seconds from which a request is logged with its stages; 0 = none.")

@@ -19,9 +19,9 @@ from daemon.admission import Ticket
 from daemon.api.body import read_body
 from daemon.api.choice import Choice
 from daemon.api.errors import ApiError, from_inferd
-from daemon.api.kitchen import Kitchen, context_of
+from daemon.api.kitchen import Kitchen
 from daemon.api.merge import Ready, next_output, outputs
-from daemon.api.prompt import Prepared, prepare
+from daemon.api.prompt import Prepared, checked, encoded, longest
 from daemon.api.record import Stopwatch, Trace, compose, log_ids
 from daemon.api.render import DONE, Renderer, Whole, usage_of
 from daemon.api.schema import Ask
@@ -32,6 +32,7 @@ from telemetry.events import FirstToken
 
 log = logging.getLogger("inferd.api")
 
+_HELD_LOOK_S = 0.25  # how often one that is held looks whether it still has to be
 _SETTLE_S = 10.0  # for the engine's last word on choices whose client has left
 _SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -125,25 +126,42 @@ class Generation:
             kitchen.sampler.take(self.group_id, self._operation, body)
         ask = self._ask = self._parse(body)
         kitchen.served.check(ask.model)
-        context = context_of(kitchen.port, kitchen.why_context())
-        started_ns = time.monotonic_ns()
-        try:
-            prepared = await prepare(ask, kitchen.text, kitchen.served.eos_token_ids, context)
-        finally:
-            self._watch.tokenized(started_ns)
-        self._prompt_tokens = sum(len(tokens) for tokens in prepared.prompts)
+        with self._watch.tokenizing():
+            prompts = await encoded(ask, kitchen.text)
+        if kitchen.holds and kitchen.context().lowered_below(longest(ask, prompts)):
+            await self._hold(ask, prompts)
+        with self._watch.tokenizing():
+            prepared = checked(ask, prompts, kitchen.text, kitchen.served.eos_token_ids, kitchen.context())
+        self._prompt_tokens = sum(map(len, prompts))
         return prepared
+
+    async def _hold(self, ask: Ask, prompts: tuple[tuple[int, ...], ...]) -> None:
+        """In its place in the queue, until the context limit is raised again or its deadline passes. Raises ApiError
+        (429 if the queue is full; 503 once nothing is served any more)."""
+        kitchen, tokens, deadline_ns = self._kitchen, longest(ask, prompts), self._deadline_ns()
+        assert self._ticket is not None
+        self._ticket.charge(len(prompts) * ask.n, sum(map(len, prompts)))
+        self._log.info("held: %d tokens are too long for the context limit in force", tokens)
+        kitchen.held += 1
+        try:
+            while kitchen.context().lowered_below(tokens) and not 0 < deadline_ns <= time.monotonic_ns():
+                await asyncio.sleep(_HELD_LOOK_S)
+                kitchen.gate()
+        finally:
+            kitchen.held -= 1
+
+    def _deadline_ns(self) -> int:
+        """0 = none."""
+        timeout_s = self._kitchen.request_timeout_s
+        return self._watch.arrival_ns + int(timeout_s * 1e9) if timeout_s else 0
 
     def _submit(self, prepared: Prepared) -> None:
         kitchen, ask = self._kitchen, prepared.ask
         assert self._ticket is not None
         self._ticket.charge(len(prepared.prompts) * ask.n, self._prompt_tokens)
         kitchen.gate()  # the state may have changed while the body came in
-        deadline_ns = 0
-        if kitchen.request_timeout_s:
-            deadline_ns = self._watch.arrival_ns + int(kitchen.request_timeout_s * 1e9)
         now_ns = time.monotonic_ns()
-        requests = prepared.requests(self.id, deadline_ns, now_ns)
+        requests = prepared.requests(self.id, self._deadline_ns(), now_ns)
         streams = kitchen.port.submit(requests)
         self._watch.submitted(now_ns)
         self.choices = [

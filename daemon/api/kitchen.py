@@ -51,15 +51,6 @@ class Served:
             )
 
 
-def context_of(port: EnginePort, why: str = "") -> Context:
-    """What a request may have of prompt and output now. Raises ApiError (503) if there is no engine."""
-    view = port.view()
-    if view.limits is None:
-        raise ApiError(503, "the engine is not ready", code="engine_not_ready", retry_after_s=2)
-    limit = view.limits.context_limit
-    return Context(limit, view.resolved.max_model_len if view.resolved else limit, why)
-
-
 @dataclass(slots=True, kw_only=True)
 class Kitchen:
     """What every generation needs, and what is going on: `live` by response id, `settling` the broken-off ones."""
@@ -73,11 +64,21 @@ class Kitchen:
     gate: Callable[[], None]  # raises ApiError (503) while nothing is served
     sampled: Callable[[str, bool | None], bool] = lambda _, parent: bool(parent)  # a trace, given its caller's decision
     why_context: Callable[[], str] = lambda: ""  # why the context limit in force is what it is
+    holds: bool = False  # the policy for what is too long for the limit in force: it waits, or it is refused
     request_timeout_s: float = 0.0  # 0 = none
     sampler: RequestSampler | None = None  # of redacted bodies; None: none are kept
     mix: TokenMixer | None = None  # None: what tokens traffic is made of is not counted
     live: dict[str, Live] = field(default_factory=dict)
     settling: set[asyncio.Task[None]] = field(default_factory=set)
+    held: int = 0  # requests that wait until the context limit is raised again
+
+    def context(self) -> Context:
+        """What a request may have of prompt and output now. Raises ApiError (503) if there is no engine."""
+        view = self.port.view()
+        if view.limits is None:
+            raise ApiError(503, "the engine is not ready", code="engine_not_ready", retry_after_s=2)
+        limit = view.limits.context_limit
+        return Context(limit, view.resolved.max_model_len if view.resolved else limit, self.why_context())
 
     def abort(self, request_id: str) -> int:
         """Stop the choices of the requests with this id (a choice's, a response's, or X-Request-Id); how many."""
@@ -95,6 +96,10 @@ class Kitchen:
 
     def sizes(self) -> dict[str, int]:
         """Every map here that can grow."""
-        return {"api_live": len(self.live), "api_settling": len(self.settling), **self.queue.sizes()} | (
-            self.mix.sizes() if self.mix else {}
-        )
+        return {
+            "api_live": len(self.live),
+            "api_settling": len(self.settling),
+            "api_held": self.held,
+            **self.queue.sizes(),
+            **(self.mix.sizes() if self.mix else {}),
+        }

@@ -1,6 +1,7 @@
 """From a checked Ask to the engine's requests: tokens, the context's limit, seeds.
 
-Owns the defaults that depend on the prompt's length. It must not know HTTP or streams. Enter at `prepare`.
+Owns the defaults that depend on the prompt's length. It must not know HTTP or streams. Enter at `encoded`, then
+`checked`: between them a request that is too long for now may be held.
 """
 
 import asyncio
@@ -73,27 +74,41 @@ class Context:
     ceiling: int
     why: str = ""
 
+    def lowered_below(self, tokens: int) -> bool:
+        """Whether a request of so many tokens is too long for now, and not for ever."""
+        return self.limit < tokens <= self.ceiling
+
 
 _LIMITED_RETRY_S = 30  # a few control periods of the tuner
 
 
-async def prepare(ask: Ask, text: TextPort, eos_token_ids: tuple[int, ...], context: Context) -> Prepared:
-    """Tokenize and check. Raises ApiError (400), or what `text` raises for something that cannot be encoded."""
+async def encoded(ask: Ask, text: TextPort) -> tuple[tuple[int, ...], ...]:
+    """The prompts as tokens. Raises ApiError (400), or what `text` raises for something that cannot be encoded."""
     _check_ids("stop_token_ids", ask.stop_token_ids, text.vocab_size)
     _check_ids("logit_bias", [token for token, _ in ask.logit_bias], text.vocab_size)
-    name = "messages" if ask.operation == "chat" else "prompt"
     if ask.operation == "chat":
-        prompts = [await encode_chat(ask.messages, text)]
-    else:
-        prompts = [await encode_prompt(prompt, text) for prompt in ask.prompts]
-    limits = [_room(name, len(tokens), ask.max_tokens, context) for tokens in prompts]
+        return (await encode_chat(ask.messages, text),)
+    return tuple([await encode_prompt(prompt, text) for prompt in ask.prompts])
+
+
+def longest(ask: Ask, prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens of the longest prompt and its answer, which is at least one."""
+    return max(map(len, prompts)) + _asked(ask.max_tokens)
+
+
+def checked(
+    ask: Ask, prompts: tuple[tuple[int, ...], ...], text: TextPort, eos_token_ids: tuple[int, ...], context: Context
+) -> Prepared:
+    """Checked against the context that may be had now. Raises ApiError (400; 503 for what is too long for now)."""
+    name = "messages" if ask.operation == "chat" else "prompt"
+    limits = tuple([_room(name, len(tokens), ask.max_tokens, context) for tokens in prompts])
     echoes: tuple[str, ...] = ()
     if ask.echo:
         echoes = tuple(
             prompt if isinstance(prompt, str) and ask.logprobs is None else text.decode(tokens)
             for prompt, tokens in zip(ask.prompts, prompts, strict=True)
         )
-    return Prepared(ask, tuple(prompts), tuple(limits), echoes, eos_token_ids)
+    return Prepared(ask, prompts, limits, echoes, eos_token_ids)
 
 
 async def encode_chat(messages: Sequence[dict[str, str]], text: TextPort) -> tuple[int, ...]:
@@ -126,10 +141,14 @@ def _check_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
         raise invalid(f"{name}: a token id is outside the vocabulary of {vocab_size}", name)
 
 
+def _asked(max_tokens: int | None) -> int:
+    return 1 if max_tokens is None else max_tokens
+
+
 def _room(name: str, prompt_tokens: int, max_tokens: int | None, context: Context) -> int:
     """How many tokens may follow the prompt."""
-    asked, context_limit = 1 if max_tokens is None else max_tokens, context.limit
-    if context_limit < prompt_tokens + asked <= context.ceiling:
+    asked, context_limit = _asked(max_tokens), context.limit
+    if context.lowered_below(prompt_tokens + asked):
         why = f": {context.why}" if context.why else ""
         raise ApiError(
             503,

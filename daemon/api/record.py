@@ -8,7 +8,8 @@ bodies or sockets. Enter at `Stopwatch` and `compose`.
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,9 +72,14 @@ class Stopwatch:
         self.admission_ns = 0
         self.tokenize_ns = 0
 
-    def tokenized(self, since_ns: int) -> None:
-        """From `since_ns` until now, text was made into tokens."""
-        self.tokenize_ns += time.monotonic_ns() - since_ns
+    @contextmanager
+    def tokenizing(self) -> Iterator[None]:
+        """While text is made into tokens."""
+        since_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.tokenize_ns += time.monotonic_ns() - since_ns
 
     def submitted(self, at_ns: int) -> None:
         self.submitted_ns = at_ns

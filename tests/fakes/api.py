@@ -88,6 +88,7 @@ async def serving(
     max_requests: int = 1000,
     max_tokens: int = 1_000_000,
     max_body_bytes: int = 1 << 20,
+    holds: bool = False,
     request_timeout_s: float = 0.0,
     send_buffer_bytes: int = 0,
 ) -> AsyncIterator[Api]:
@@ -105,6 +106,7 @@ async def serving(
         publish=events.append,
         authorize=access.check,
         gate=lifecycle.gate,
+        holds=holds,
         request_timeout_s=request_timeout_s,
     )
     health = Health(lifecycle, "0", lambda accept: (b"x 1\n", "text/plain"), lambda _: None)
