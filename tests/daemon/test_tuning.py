@@ -1,5 +1,6 @@
 """The tuner as a part of the daemon: steered over the control routes, kept over a restart, and out of the way."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,19 @@ async def test_beyond_a_limit_that_is_in_force_for_now_it_says_which_why_and_whe
         assert "long requests pushed out the rest" in body["error"]["message"]
         status, body = await made.post("/v1/chat/completions", {**CHAT, "max_tokens": ceiling})
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_beyond_such_a_limit_it_waits_where_the_policy_is_to_queue(tmp_path: Path) -> None:
+    async with running(tmp_path, lambda _: Script(), settings={"context_policy": "queue"}) as made:
+        ceiling = (await made.get(_TUNER, control=True))[1]["limits"]["context_limit"]["value"]
+        await steer(made, set={"context_limit": ceiling // 2})
+        asked = made.post("/v1/chat/completions", {**CHAT, "max_tokens": ceiling // 2})
+        long = asyncio.create_task(asked)
+        while not (await made.get("/inferd/v1/snapshot", control=True))[1]["sizes"]["daemon"].get("api_held"):
+            await asyncio.sleep(0.05)
+        assert not long.done()
+        await steer(made, set={"context_limit": ceiling})
+        assert (await long)[0] == 200
 
 
 async def test_a_window_is_what_happened_between_two_snapshots() -> None:
