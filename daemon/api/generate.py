@@ -18,7 +18,7 @@ from aiohttp import web
 from daemon.admission import Ticket
 from daemon.api.body import read_body
 from daemon.api.choice import Choice
-from daemon.api.errors import ApiError, from_inferd
+from daemon.api.errors import ApiError, from_inferd, from_outcome
 from daemon.api.kitchen import Kitchen
 from daemon.api.merge import Ready, next_output, outputs
 from daemon.api.prompt import Prepared, checked, encoded, longest
@@ -58,12 +58,14 @@ class Generation:
         self.id = ("chatcmpl-" if operation == "chat" else "cmpl-") + secrets.token_hex(12)
         self.choices: list[Choice] = []
         self.task: asyncio.Task[Any] | None = None  # that serves it
+        self.held = False
         self._kitchen = kitchen
         self._operation = operation
         self._parse = parse
         self._watch = Stopwatch(arrival_ns)
         self._log = logging.LoggerAdapter(log, extra=log_ids(group_id, self.trace))
         self._ask: Ask | None = None
+        self._aborted = False  # while it was held
         self._prompt_tokens = 0
         self._ticket: Ticket | None = None
         self._response: web.StreamResponse | None = None  # once its headers are out
@@ -115,8 +117,10 @@ class Generation:
         self._leave(FinishReason(error.reason), error.code, error.status)
 
     def abort(self) -> int:
-        """Stop every choice, as an operator asks; the client gets an error. Returns how many that were."""
-        return self._cancel()
+        """Stop every choice, as an operator asks; the client gets an error. Returns how many that were; what is held
+        counts as one."""
+        self._aborted = self.held
+        return self._cancel() or int(self.held)
 
     # -- before the engine
 
@@ -137,18 +141,20 @@ class Generation:
 
     async def _hold(self, ask: Ask, prompts: tuple[tuple[int, ...], ...]) -> None:
         """In its place in the queue, until the context limit is raised again or its deadline passes. Raises ApiError
-        (429 if the queue is full; 503 once nothing is served any more)."""
+        (429 if the queue is full; 503 once nothing is served any more, or if it is aborted)."""
         kitchen, tokens, deadline_ns = self._kitchen, longest(ask, prompts), self._deadline_ns()
         assert self._ticket is not None
         self._ticket.charge(len(prompts) * ask.n, sum(map(len, prompts)))
         self._log.info("held: %d tokens are too long for the context limit in force", tokens)
-        kitchen.held += 1
+        self.held = True
         try:
             while kitchen.context().lowered_below(tokens) and not 0 < deadline_ns <= time.monotonic_ns():
                 await asyncio.sleep(_HELD_LOOK_S)
                 kitchen.gate()
+                if self._aborted:
+                    raise from_outcome("abort", "")
         finally:
-            kitchen.held -= 1
+            self.held = False
 
     def _deadline_ns(self) -> int:
         """0 = none."""

@@ -28,6 +28,7 @@ class Live(Protocol):
     id: str
     group_id: str
     task: "asyncio.Task[Any] | None"
+    held: bool  # until the context limit is raised again
 
     @property
     def choices(self) -> Sequence[Choice]: ...
@@ -70,7 +71,6 @@ class Kitchen:
     mix: TokenMixer | None = None  # None: what tokens traffic is made of is not counted
     live: dict[str, Live] = field(default_factory=dict)
     settling: set[asyncio.Task[None]] = field(default_factory=set)
-    held: int = 0  # requests that wait until the context limit is raised again
 
     def context(self) -> Context:
         """What a request may have of prompt and output now. Raises ApiError (503) if there is no engine."""
@@ -99,7 +99,7 @@ class Kitchen:
         return {
             "api_live": len(self.live),
             "api_settling": len(self.settling),
-            "api_held": self.held,
+            "api_held": sum(generation.held for generation in self.live.values()),
             **self.queue.sizes(),
             **(self.mix.sizes() if self.mix else {}),
         }

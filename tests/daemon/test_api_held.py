@@ -18,6 +18,10 @@ LOWERED = 64
 LONG = {"max_tokens": 2 * LOWERED}
 
 
+def held(api: Api) -> int:
+    return api.kitchen.sizes()["api_held"]
+
+
 async def limited(api: Api, context_limit: int) -> int:
     """Set the limit; returns the one before."""
     limits = api.port.view().limits
@@ -36,10 +40,9 @@ async def lowered(**how: Any) -> AsyncIterator[tuple[Api, int]]:
 async def test_it_waits_until_the_limit_is_raised_and_shorter_ones_do_not() -> None:
     async with lowered() as (api, ceiling):
         long = asyncio.create_task(api.chat(**LONG))
-        await until(lambda: api.kitchen.held)
+        await until(lambda: held(api))
         assert (await api.chat(max_tokens=4))[0] == 200
         assert not long.done()
-        assert api.kitchen.sizes()["api_held"] == 1
         assert api.kitchen.queue.waiting_tokens > 0
         await limited(api, ceiling)
         assert (await long)[0] == 200
@@ -49,7 +52,7 @@ async def test_it_waits_until_the_limit_is_raised_and_shorter_ones_do_not() -> N
         assert record.reason == "stop"
         assert record.stages["admission"] > 0.9 * (record.stages["admission"] + record.stages["tokenize"])
         assert sum(record.stages.values()) == record.at_ns - record.arrival_ns
-        assert api.kitchen.held == 0
+        assert held(api) == 0
 
 
 async def test_at_its_deadline_it_is_told_which_limit_and_when_to_come_again() -> None:
@@ -66,17 +69,29 @@ async def test_at_its_deadline_it_is_told_which_limit_and_when_to_come_again() -
 async def test_whoever_leaves_while_held_is_gone() -> None:
     async with lowered() as (api, _):
         long = asyncio.create_task(api.chat(**LONG))
-        await until(lambda: api.kitchen.held)
+        await until(lambda: held(api))
         long.cancel()
         await until(lambda: api.records and idle(api))
         assert api.records[0].reason == "abort"
-        assert (api.kitchen.held, api.port.seen.requests) == (0, [])
+        assert (held(api), api.port.seen.requests) == (0, [])
+
+
+async def test_an_operator_can_end_one_that_is_held() -> None:
+    async with lowered() as (api, _):
+        long = asyncio.create_task(api.chat(**LONG))
+        await until(lambda: held(api))
+        (request_id,) = api.kitchen.live
+        assert api.kitchen.abort(request_id) == 1
+        status, body = await long
+        assert (status, body["error"]["code"]) == (503, "aborted")
+        await until(lambda: idle(api))
+        assert api.records[0].reason == "abort"
 
 
 async def test_a_stop_does_not_wait_for_those_that_are_held() -> None:
     async with lowered() as (api, _):
         long = asyncio.create_task(api.chat(**LONG))
-        await until(lambda: api.kitchen.held)
+        await until(lambda: held(api))
         api.lifecycle.drain("a test")
         status, body = await long
         assert (status, body["error"]["code"]) == (503, "draining")
@@ -85,7 +100,7 @@ async def test_a_stop_does_not_wait_for_those_that_are_held() -> None:
 async def test_what_is_held_is_bounded_by_the_queue() -> None:
     async with lowered(max_tokens=1) as (api, _):
         long = asyncio.create_task(api.chat(**LONG))
-        await until(lambda: api.kitchen.held)
+        await until(lambda: held(api))
         status, body = await api.chat(**LONG)
         assert (status, body["error"]["code"]) == (429, "queue_full_tokens")
         long.cancel()
