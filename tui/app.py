@@ -33,7 +33,7 @@ q          quit
 
 requests   / filter by words of id, state, reason; escape clears; s next sort column; r reverse; a abort
 steps      o only outliers (longer than three times the median)
-tuner      f freeze, l release, s set a limit
+tuner      f freeze, l release, p pin limits, s set a limit
 findings   enter runs the remedy that is shown, after a question; n offers the next one
 
 –          not reported: nobody knows; never the same as 0

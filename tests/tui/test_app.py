@@ -191,6 +191,13 @@ async def test_the_tuner_is_set_after_a_question_and_a_refusal_is_shown() -> Non
         await settled(pilot, "Set a limit")
         await pilot.press(*"nonsense", "enter")
         await settled(pilot, "where NAME is one of")
+        await pilot.press("p")
+        await settled(pilot, "Pin limits as they are")
+        await pilot.press(*"max_num_seqs, prefill_chunk", "enter")
+        await settled(pilot, "Pin max_num_seqs, prefill_chunk?")
+        await pilot.press("y")
+        await pilot.pause(0.2)
+        assert feed.posted[-1] == ("/inferd/v1/tuner", {"pin": ["max_num_seqs", "prefill_chunk"]})
 
 
 def with_finding() -> list[Frame]:

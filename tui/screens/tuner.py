@@ -1,4 +1,4 @@
-"""Tuner: limits over time, decisions with evidence and verdict; freeze, release, set a limit."""
+"""Tuner: limits over time, decisions with evidence and verdict; freeze, release, pin, set a limit."""
 
 import json
 from typing import Any, ClassVar, Final
@@ -83,10 +83,13 @@ class Tuner(Page):
 
     NAME: ClassVar[str] = "Tuner"
     KEY: ClassVar[str] = "6"
-    KEYS: ClassVar[tuple[tuple[str, str], ...]] = (("f", "freeze"), ("l", "release"), ("s", "set"))
+    KEYS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("f", "freeze"), ("l", "release"), ("p", "pin"), ("s", "set"),
+    )  # fmt: skip
     BINDINGS: ClassVar = [
         ("f", "ask_tuner('freeze')", "Freeze the tuner: limits stay"),
         ("l", "ask_tuner('release')", "Release the tuner"),
+        ("p", "pin", "Pin limits: the tuner leaves them alone"),
         ("s", "set", "Set a limit"),
     ]
 
@@ -96,17 +99,32 @@ class Tuner(Page):
     def action_ask_tuner(self, what: str) -> None:
         self._confirmed(f"{what.capitalize()} the tuner?", {what: True})
 
+    def action_pin(self) -> None:
+        def given(text: str | None) -> None:
+            names = (text or "").replace(",", " ").split()
+            if not names:
+                return
+            if not set(names) <= set(_KNOBS):
+                self._which("NAME …")
+                return
+            self._confirmed(f"Pin {', '.join(names)}?", {"pin": names})
+
+        self.app.push_screen(Ask("Pin limits as they are", "NAME …, e.g. max_num_seqs prefill_chunk"), given)
+
     def action_set(self) -> None:
         def given(text: str | None) -> None:
             if not text:
                 return
             name, _, value = text.replace("=", " ").partition(" ")
             if name not in _KNOBS or not value.strip().isdigit():
-                self.say(f"write NAME VALUE, where NAME is one of: {', '.join(_KNOBS)}", "warning")
+                self._which("NAME VALUE")
                 return
             self._confirmed(f"Set {name}?", {"set": {name: int(value)}, "why": "set in inferd top"})
 
         self.app.push_screen(Ask("Set a limit", "NAME VALUE, e.g. max_num_seqs 32"), given)
+
+    def _which(self, form: str) -> None:
+        self.say(f"write {form}, where NAME is one of: {', '.join(_KNOBS)}", "warning")
 
     def _confirmed(self, question: str, body: dict[str, Any]) -> None:
         def decided(yes: bool | None) -> None:
