@@ -1,5 +1,5 @@
-"""What the tuner has learned, kept over restarts: one file in the state directory, an entry per model, device, type of
-weights and version.
+"""What the tuner has learned, kept over restarts: one file in the state directory, an entry per model, device, scheme
+of the weights and version.
 
 Owns the file and its shape. A file that cannot be read or is of another shape is no reason not to serve: it counts as
 empty, and says so once by `Memory.trouble`. It must not know how anything is learned. Enter at `Memory`.
@@ -43,8 +43,10 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def key(model: str, resolved: Resolved, version: str) -> str:
-    """What was learned for one is not true of another."""
-    return f"{model}|{resolved.device}|{resolved.dtype}|{version}"
+    """What was learned for one is not true of another. How weights are quantized is told by what they take: a name may
+    stand for another file tomorrow, and one file is kept packed or not."""
+    scheme = f"{resolved.dtype}, weights of {resolved.weights_bytes} bytes"
+    return f"{model}|{resolved.device}|{scheme}|{version}"
 
 
 class Memory:

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.change import Change, Known
 from autotune.costmodel import Demand
-from autotune.memory import Memory
+from autotune.memory import Memory, key
 from autotune.objective import Targets
 from autotune.online import RULES, Pace, Tuner
 from autotune.rules import chunk, growth, hard_line, knee, watermark
@@ -241,6 +241,18 @@ def test_killed_and_restarted_it_resumes(tmp_path: Any) -> None:
     assert {name: getattr(begun, name) for name in kept} == kept
     assert begun.kv_blocks == 850
     assert again.status()["step_cost"] is not None
+
+
+def test_what_was_learned_is_kept_apart_by_model_device_scheme_and_version() -> None:
+    resolved = engine()
+    others = (
+        key("other", resolved, "1"),
+        key("m", replace(resolved, device="cuda"), "1"),
+        key("m", replace(resolved, dtype="bfloat16"), "1"),
+        key("m", replace(resolved, weights_bytes=resolved.weights_bytes * 4), "1"),  # the same name, another file
+        key("m", resolved, "2"),
+    )
+    assert len({key("m", resolved, "1"), *others}) == 6
 
 
 @dataclass
