@@ -34,6 +34,13 @@ class Preset:
     targets: Targets
     start: dict[str, float]
 
+    def described(self) -> str:
+        """All that it sets, for whoever chooses."""
+        targets, start = self.targets, self.start
+        wanted = f"TTFT {targets.ttft_s:g} s, inter-token {targets.inter_token_s:g} s" if targets else "no targets"
+        begins = ", ".join(f"{limit} at {100 * share:g} % of its ceiling" for limit, share in start.items())
+        return f"{self.about} ({wanted}; begins with {begins})"
+
 
 PRESETS: Final[dict[str, Preset]] = {
     "chat": Preset(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from autotune.objective import PRESETS
 from daemon.settings import Loaded, Settings, load
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def _flags(function: Callable[..., Any]) -> Callable[..., Any]:
     "--for",
     "tune_for",
     metavar="VALUE",
-    help="What it is for: chat, batch or agent; targets and first limits for the tuner.",
+    help="What it is for: targets at the 95th percentile and first limits for the tuner. "
+    + ". ".join(f"{name}: {preset.described()}" for name, preset in PRESETS.items())
+    + ".",
 )
 @click.option("--check", is_flag=True, help="Check settings and model, start nothing.")
 @click.option("--plan", is_flag=True, help="Print the memory plan, start nothing.")
